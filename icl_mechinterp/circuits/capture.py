@@ -1,0 +1,172 @@
+"""What is recorded of a model while it trains, with hooks that exist only inside a capture.
+
+A snapshot holds KQ and OV, the attention of the query to the context on a few fixed prompts, the model's own
+predictions on them (the check of the fused engine), and on request the gradient of the loss on those prompts with
+respect to KQ and OV. Hooks are plain PyTorch handles on TransformerLens' hook points: we remove our own handles and
+nothing else, also when a hook raises, so a user's hooks survive and the clean forward stays bit-identical.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from transformer_lens import HookedTransformer
+
+from .._types import HeadKQ, HeadOV, Predictions
+from ..errors import ModelError
+from ..models import Coordinates, hooked_prediction, resolve_coordinates
+from ..models import _tl as tl
+from ..tasks import Batch, Task
+from .extract import Circuits, circuits
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model at one moment; detached copies only.
+
+    Attributes:
+        circuits: KQ and OV.
+        attention: the query's attention to the context tokens, `[layer head batch pos]`.
+        prediction: of the hooked model on the fixed prompts, `[batch out]`.
+        kq_gradient, ov_gradient: gradient of the mean squared error on the fixed prompts; `None` unless asked for.
+    """
+
+    circuits: Circuits
+    attention: Float[torch.Tensor, "layer head batch pos"]
+    prediction: Predictions
+    kq_gradient: HeadKQ | None = None
+    ov_gradient: HeadOV | None = None
+
+
+class Capture:
+    """Takes snapshots of models on fixed prompts.
+
+    Args:
+        task: what the models are trained on.
+        prompts: the fixed evaluation batch.
+        gradients: also record the gradients of KQ and OV (one-layer models whose residual stream is the prompt).
+        attention_prompts: attention is kept for this many prompts, the first ones.
+    """
+
+    def __init__(self, task: Task, prompts: Batch, *, gradients: bool = False, attention_prompts: int = 8) -> None:
+        self.task, self.prompts, self.gradients = task, prompts, gradients
+        self.attention_prompts = attention_prompts
+        self._tested: set[int] = set()
+
+    def __call__(self, model: HookedTransformer, *, coordinates: Coordinates | None = None) -> Snapshot:
+        """One snapshot; exactly one extra forward pass.
+
+        Raises:
+            ModelError: a hook point is missing or has no effect, or gradients are asked of a model that is not a
+                one-layer model on bare prompts.
+        """
+        model = tl.require_hooked_transformer(model)
+        if id(model) not in self._tested:
+            require_live_hooks(model, self.prompts.z[:2])
+            self._tested.add(id(model))
+        if self.gradients and (model.cfg.n_layers > 1 or coordinates is not None):
+            raise ModelError(
+                f"gradients of KQ and OV are recorded for one-layer models on bare prompts; this one has "
+                f"{model.cfg.n_layers} layers. Leave `gradients` off."
+            )
+        with torch.set_grad_enabled(self.gradients), recorded(model, "attn_scores", "pattern") as activations:
+            prediction = hooked_prediction(model, self.prompts.z)
+        patterns = torch.stack([pattern.detach() for pattern in activations["pattern"]])
+        kq_gradient, ov_gradient = None, None
+        if self.gradients:
+            kq_gradient, ov_gradient = self._gradients(prediction, activations["attn_scores"][0], patterns[0])
+        return Snapshot(
+            circuits(model, self.task, coordinates=coordinates),
+            patterns[:, : self.attention_prompts, :, -1, :-1].transpose(1, 2).clone(),
+            prediction.detach().clone(),
+            kq_gradient,
+            ov_gradient,
+        )
+
+    def _gradients(
+        self,
+        prediction: Predictions,
+        scores: Float[torch.Tensor, "batch head query key"],
+        pattern: Float[torch.Tensor, "batch head query key"],
+    ) -> tuple[HeadKQ, HeadOV]:
+        """Gradients of the collapsed circuits; the parameters' own `.grad` is left alone.
+
+        logit = z_key^T kq z_query and yhat = sum_h ov_h . (pattern @ z), so both follow from what the hooks saw.
+        """
+        z, target = self.prompts
+        loss = (prediction - target).square().mean()
+        d_prediction, d_scores = torch.autograd.grad(loss, [prediction, scores])
+        context, query = z[:, :-1], z[:, -1]
+        kq = torch.einsum("bhl,blk,bq->hkq", d_scores[:, :, -1, :-1], context, query)
+        ov = torch.einsum("bo,bhl,blt->hot", d_prediction, pattern[:, :, -1, :-1], context)
+        return kq[None], ov[None]
+
+
+@contextmanager
+def recorded(model: HookedTransformer, *names: str) -> Iterator[dict[str, list[torch.Tensor]]]:
+    """Records activations of the named attention hook points, one per layer, for the forward pass inside.
+
+    Raises:
+        AssertionError: a hook point was called more or less than once per layer.
+    """
+    activations: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    handles = []
+    try:
+        for name in names:
+            for layer in range(model.cfg.n_layers):
+                point = tl.hook_point(model, layer, name)
+                handles.append(point.register_forward_hook(_appender(activations[name])))
+        yield activations
+        for name, seen in activations.items():
+            assert len(seen) == model.cfg.n_layers, f"hook_{name} fired {len(seen)} times in {model.cfg.n_layers} layers"
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _appender(activations: list[torch.Tensor]):  # noqa: ANN202
+    def record(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> None:
+        activations.append(output)
+
+    return record
+
+
+def require_live_hooks(model: HookedTransformer, z: Float[torch.Tensor, "batch pos token"]) -> None:
+    """Checks that what we record is what the model uses: replacing a pattern must change the prediction.
+
+    Some versions and wrappers of TransformerLens have hook points whose edits are silently ignored; reading them would
+    then say nothing about the model. The test moves all attention of the query to the first context token. A model
+    whose prediction cannot depend on attention (all OV zero) passes.
+
+    Raises:
+        ModelError: the hook point is dead.
+    """
+    for layer in range(model.cfg.n_layers):
+        outputs = []
+        for name in ("pattern", "attn_scores"):
+            handle = tl.hook_point(model, layer, name).register_forward_hook(_first_key_only(name))
+            try:
+                with torch.no_grad():
+                    outputs.append(model(z, start_at_layer=0, stop_at_layer=layer + 1)[:, -1])
+            finally:
+                handle.remove()
+        with torch.no_grad():
+            clean = model(z, start_at_layer=0, stop_at_layer=layer + 1)[:, -1]
+        value_is_dead = not bool((model.blocks[layer].attn.W_V @ model.blocks[layer].attn.W_O).any())
+        for name, output in zip(("pattern", "attn_scores"), outputs, strict=True):
+            if z.shape[1] > 2 and not value_is_dead and torch.equal(output, clean):
+                raise ModelError(
+                    f"editing blocks.{layer}.attn.hook_{name} does not change the output, so what it shows is not what "
+                    f"the model uses (transformer-lens {tl.tl_version()}). Use a HookedTransformer of 3.9 or later 3.x."
+                )
+
+
+def _first_key_only(name: str):  # noqa: ANN202
+    def edit(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+        first = torch.zeros_like(output)
+        first[..., 0] = 1.0
+        return first if name == "pattern" else torch.where(first == 1, 0.0, -torch.inf)
+
+    return edit

@@ -1,0 +1,140 @@
+"""Labelled arrays on disk that grow along `step`: metrics and circuits of a run, each with its own steps.
+
+A group is a zarr group of arrays `[seed step ...]` that xarray can open. Appends write the data first and `step` last,
+so a kill leaves at worst rows that no step claims; a reader cuts them off, and the next append writes over them. zarr's
+local store renames every chunk into place but does not fsync; `sync` does, before a checkpoint that relies on it.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+import zarr
+import zarr.errors
+
+from ..errors import RunError
+
+SCHEMA_VERSION = 1
+_STEPS_PER_CHUNK = 32
+
+
+class History:
+    """Appends rows to one group on disk.
+
+    Args:
+        path: the zarr store, a folder; created when needed.
+        group: name of the group in it.
+        dims: names of the axes after `seed` and `step`, per array.
+        labels: coordinate labels per axis name, stored as attributes.
+    """
+
+    def __init__(
+        self, path: Path, group: str, *, dims: Mapping[str, Sequence[str]], labels: Mapping[str, Sequence[Any]]
+    ) -> None:
+        self.path, self.name, self.dims = path, group, {name: tuple(axes) for name, axes in dims.items()}
+        self._rows: list[tuple[int, dict[str, np.ndarray]]] = []
+        store = zarr.open_group(str(path), mode="a")
+        self._group = store.require_group(group)
+        self._group.attrs.update({"schema_version": SCHEMA_VERSION, "labels": {k: list(v) for k, v in labels.items()}})
+
+    def add(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        """Buffers one row: arrays `[seed ...]` by name, all that were announced."""
+        assert set(values) == set(self.dims), f"{self.name} holds {sorted(self.dims)}, got {sorted(values)}"
+        self._rows.append((step, {name: np.array(value) for name, value in values.items()}))
+
+    def flush(self) -> None:
+        """Writes the buffered rows, `step` last."""
+        if not self._rows:
+            return
+        start = len(self)
+        for name, axes in self.dims.items():
+            block = np.stack([row[name] for _, row in self._rows], axis=1)
+            array = self._array(name, block, ("seed", "step", *axes))
+            array.resize((array.shape[0], start + block.shape[1], *array.shape[2:]))
+            array[:, start:] = block
+        steps = np.array([step for step, _ in self._rows], dtype=np.int64)
+        array = self._array("step", steps, ("step",))
+        array.resize((start + len(steps),))
+        array[start:] = steps
+        self._rows.clear()
+
+    def cut(self, length: int) -> None:
+        """Drops all rows from `length` on, and what is buffered."""
+        self._rows.clear()
+        if "step" in self._group:
+            self._group["step"].resize((length,))
+
+    def sync(self) -> None:
+        """Makes what was flushed survive a power failure."""
+        for folder, _, files in os.walk(self.path / self.name):
+            for file in (*files, "."):
+                descriptor = os.open(os.path.join(folder, file), os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+    def __len__(self) -> int:
+        """Number of rows on disk."""
+        return _length(self._group)
+
+    def _array(self, name: str, block: np.ndarray, dims: tuple[str, ...]) -> zarr.Array:
+        if name not in self._group:
+            axis = dims.index("step")
+            empty = (*block.shape[:axis], 0, *block.shape[axis + 1 :])
+            chunks = tuple(_STEPS_PER_CHUNK if dim == "step" else max(1, n) for dim, n in zip(dims, block.shape, strict=True))
+            fill = -1 if name == "step" else np.nan
+            self._group.create_array(
+                name, shape=empty, dtype=block.dtype, chunks=chunks, fill_value=fill, dimension_names=dims
+            )
+        array = self._group[name]
+        assert isinstance(array, zarr.Array)
+        return array
+
+
+def read_group(path: Path, group: str) -> xr.Dataset:
+    """A group as a labelled dataset in memory, cut back to its last whole row.
+
+    Raises:
+        RunError: there is no such group, it is not readable, or of a newer schema.
+    """
+    try:
+        stored = zarr.open_group(str(path / group), mode="r")
+        version = stored.attrs.get("schema_version")
+        if not isinstance(version, int) or version > SCHEMA_VERSION:
+            raise RunError(
+                f"{path / group} has schema version {version!r}; this version reads up to {SCHEMA_VERSION}. Upgrade "
+                "icl-mechinterp to read it."
+            )
+        length = _length(stored)
+        labels = dict(stored.attrs["labels"])  # pyright: ignore[reportArgumentType, reportCallIssue]
+        variables = {name: _read(array, length) for name, array in stored.arrays() if name != "step"}
+        steps = np.asarray(stored["step"][:length]) if length else np.empty(0, np.int64)  # pyright: ignore
+    except (FileNotFoundError, KeyError, ValueError, OSError, zarr.errors.BaseZarrError) as error:
+        if isinstance(error, RunError):
+            raise
+        raise RunError(
+            f"{path / group} cannot be read as a history ({type(error).__name__}: {error}). The folder is not a run, or "
+            "was damaged; a run can be resumed from its last checkpoint."
+        ) from error
+    used = {dim for dims, _ in variables.values() for dim in dims}
+    coords = {"step": steps} | {dim: label for dim, label in labels.items() if dim in used}
+    return xr.Dataset(variables, coords=coords)
+
+
+def _read(array: zarr.Array, length: int) -> tuple[tuple[str, ...], np.ndarray]:
+    dims = tuple(str(name) for name in array.metadata.dimension_names)  # pyright: ignore
+    return dims, np.asarray(array[:, :length])
+
+
+def _length(group: zarr.Group) -> int:
+    """Rows that are whole: steps that were written, with data in every array."""
+    if "step" not in group:
+        return 0
+    steps = np.asarray(group["step"][:])  # pyright: ignore
+    torn = np.flatnonzero((steps < 0) | (np.diff(steps, prepend=-1) <= 0))
+    whole = int(torn[0]) if len(torn) else len(steps)
+    return min([whole, *(array.shape[1] for name, array in group.arrays() if name != "step")])

@@ -1,0 +1,4 @@
+"""The command line: thin commands over the Python API. This is where the parts are put together."""
+
+from .main import app as app
+from .main import main as main

@@ -1,0 +1,252 @@
+"""Writes a run folder while a run trains: captures, probes, checkpoints, in an order that a kill cannot spoil.
+
+At a checkpoint the history is flushed and synced first, then the reports, then the checkpoint whose JSON says how long
+both were. A resume cuts them back to those lengths, so whatever was written after it never happened.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import theory
+from ..circuits import Capture, History, Snapshot
+from ..errors import TrainingError
+from ..models import collapse, fused_prediction, hooked_prediction, reason_not_fused
+from ..models import _tl as tl
+from ..probes import probe, probe_circuits
+from ..probes.structure import NAMES as STRUCTURE_NAMES
+from ..probes.structure import signal_variance
+from ..results import ProbeReport
+from ..tasks import Task, generator_for
+from ..tracking import Progress, Tracker
+from ..training import Checkpoint, Settings, TrainState, save_checkpoint
+
+CHECKPOINT_PROMPTS = 2_000
+FINAL_PROMPTS = 100_000
+_CAPTURE_PROMPTS = 32
+_CAPTURE_BYTES = 64 * 2**20  # a full forward of many long prompts would take this much for the scores alone
+_GAP_TOLERANCE = 1e4 * torch.finfo(torch.float32).eps  # relative to the size of the predictions
+
+
+class Recorder:
+    """Records one run.
+
+    Args:
+        path: the run folder.
+        task, settings, seeds: what is being trained.
+        probes: names of the probes asked at checkpoints.
+        tracker: is told of every capture.
+        digest: of the config, written into every checkpoint.
+        evaluate: number of fixed prompts on which a loss is evaluated at captures; 0 for none.
+        gradients: record the gradients of KQ and OV as well.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        task: Task,
+        settings: Settings,
+        seeds: Sequence[int],
+        models: Sequence[Any],
+        *,
+        probes: Sequence[str],
+        tracker: Tracker,
+        digest: str,
+        evaluate: int = 0,
+        gradients: bool = False,
+    ) -> None:
+        self.path, self.task, self.settings, self.seeds = path, task, settings, tuple(seeds)
+        self.probes, self.tracker, self.digest = tuple(probes), tracker, digest
+        generator = generator_for(seeds[0], "evaluation")
+        context, count = _capture_shape(task, models[0].cfg.n_heads)
+        self.capture = Capture(task, task.sample(count, generator=generator, context=context), gradients=gradients)
+        self.evaluation = task.sample(evaluate, generator=generator) if evaluate else None
+        first = self.capture(models[0])
+        self.metrics, self.circuits = self._histories(first)
+        self._reports: list[ProbeReport] = []
+        self._clock = (time.monotonic(), 0)
+
+    def on_capture(self, state: TrainState) -> None:
+        """Circuits, attention and weight probes of every seed; one row of the history.
+
+        Raises:
+            TrainingError: the fused engine and the hooked model disagree.
+        """
+        snapshots = [self.capture(model) for model in state.stack.models]
+        reports = [probe_circuits(snapshot.circuits, self.task) for snapshot in snapshots]
+        losses = state.take_window().numpy()
+        metrics = {"loss": losses, "engine_gap": self._engine_gap(state, snapshots)}
+        if self.evaluation is not None:
+            metrics["evaluation_loss"] = self._evaluation_loss(state)
+        shape = (len(self.seeds), snapshots[0].circuits.n_layers, snapshots[0].circuits.n_heads)
+        for name in ("omega", "mu", "share"):
+            values = [[getattr(h, name) for h in r.heads] or np.full(shape[1:], np.nan) for r in reports]
+            metrics[name] = np.asarray(values, dtype=np.float32).reshape(shape)
+        for name in STRUCTURE_NAMES:
+            values = [r["structure"][name].value for r in reports]
+            metrics[name] = np.array([np.nan if v is None else v for v in values], dtype=np.float32)
+        self.metrics.add(state.step, metrics)
+        self.circuits.add(state.step, _stacked(snapshots))
+        self._report_progress(state, losses, reports)
+
+    def on_checkpoint(self, state: TrainState) -> None:
+        """Probes of every seed with a small function check, then a checkpoint."""
+        last = state.step == self.settings.steps
+        prompts = max(CHECKPOINT_PROMPTS, FINAL_PROMPTS // len(self.seeds)) if last else CHECKPOINT_PROMPTS
+        for seed, model in zip(self.seeds, state.stack.models, strict=True):
+            report = probe(model, self.task, seed=0, prompts=_affordable(model, prompts), probes=self.probes)
+            self._reports.append(report.at(step=state.step, seed=seed))
+        self.save(state)
+
+    def save(self, state: TrainState) -> None:
+        """Flushes and syncs everything recorded so far, then writes the checkpoint that vouches for it."""
+        for history in (self.metrics, self.circuits):
+            history.flush()
+            history.sync()
+        with open(self._reports_file, "ab") as file:
+            for report in self._reports:
+                file.write(report.to_json().encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+            length = file.tell()
+        self._reports.clear()
+        lengths = {"metrics": len(self.metrics), "circuits": len(self.circuits), "reports": length}
+        extra = {
+            "config_digest": self.digest,
+            "lengths": lengths,
+            "engine": self.settings.engine,
+            "threads": self.settings.threads,
+        }
+        save_checkpoint(self.path / "checkpoints", state, extra)
+
+    def cut_back(self, checkpoint: Checkpoint) -> None:
+        """Drops everything that was recorded after a checkpoint."""
+        lengths = checkpoint.record["lengths"]
+        self.metrics.cut(lengths["metrics"])
+        self.circuits.cut(lengths["circuits"])
+        if self._reports_file.exists():
+            os.truncate(self._reports_file, lengths["reports"])
+        self._clock = (time.monotonic(), checkpoint.step)
+
+    @property
+    def _reports_file(self) -> Path:
+        return self.path / "probes.jsonl"
+
+    def _histories(self, snapshot: Snapshot) -> tuple[History, History]:
+        scalars = ["loss", "engine_gap", *STRUCTURE_NAMES]
+        if self.evaluation is not None:
+            scalars.append("evaluation_loss")
+        heads = {name: ("layer", "head") for name in ("omega", "mu", "share")}
+        names = list(snapshot.circuits.token_names)
+        matrices = {"kq": ("layer", "head", "key", "query"), "ov": ("layer", "head", "out", "token")}
+        if snapshot.kq_gradient is not None:
+            matrices |= {f"{name}_gradient": dims for name, dims in matrices.items()}
+        labels: Mapping[str, Sequence[Any]] = {
+            "seed": self.seeds,
+            "key": names,
+            "query": names,
+            "token": names,
+            "out": names[self.task.d :],
+        }
+        path = self.path / "history.zarr"
+        return (
+            History(path, "metrics", dims={**dict.fromkeys(scalars, ()), **heads}, labels={"seed": self.seeds}),
+            History(
+                path, "circuits", dims={**matrices, "attention": ("layer", "head", "prompt", "pos")}, labels=labels
+            ),
+        )
+
+    def _engine_gap(self, state: TrainState, snapshots: Sequence[Snapshot]) -> np.ndarray:
+        """Largest difference between fused and hooked predictions, relative to their size; NaN for hooked training."""
+        if self.settings.engine == "hooked":
+            return np.full(len(self.seeds), np.nan, dtype=np.float32)
+        model = state.stack.models[0]
+        weights = state.stack.heads(state.stack.flat.detach())
+        circuits = collapse(weights, tl.attention_scale(model, 0), model.unembed.W_U.detach())
+        fused = fused_prediction(circuits, self.capture.prompts.z[None])
+        hooked = torch.stack([snapshot.prediction for snapshot in snapshots])
+        size = hooked.square().mean((1, 2)).sqrt() + torch.finfo(torch.float32).tiny
+        gap = (fused - hooked).abs().amax((1, 2)) / size
+        if bool((gap > _GAP_TOLERANCE).any()):
+            raise TrainingError(
+                f"at step {state.step} the fused engine and the HookedTransformer differ by {float(gap.max()):.2g} of "
+                f"the predictions' size (allowed {_GAP_TOLERANCE:.1g}): a hook changes this model's forward pass. Train "
+                "it with engine='hooked'."
+            )
+        return gap.numpy()
+
+    def _evaluation_loss(self, state: TrainState) -> np.ndarray:
+        assert self.evaluation is not None
+        z, target = self.evaluation
+        with torch.no_grad():
+            losses = [(hooked_prediction(model, z) - target).square().mean() for model in state.stack.models]
+        return torch.stack(losses).numpy()
+
+    def _report_progress(self, state: TrainState, losses: np.ndarray, reports: Sequence[ProbeReport]) -> None:
+        started, first = self._clock
+        elapsed = time.monotonic() - started
+        lines = theory_lines(self.task)
+        self.tracker.update(
+            Progress(
+                step=state.step,
+                steps=self.settings.steps,
+                losses=tuple(float(loss) for loss in losses),
+                best_loss=lines.get("best_loss"),
+                optimal_step=lines.get("optimal_step"),
+                heads=tuple(report.heads for report in reports),
+                steps_per_second=(state.step - first) / elapsed if elapsed > 0 else 0.0,
+            )
+        )
+
+
+def theory_lines(task: Task) -> dict[str, float]:
+    """What theory expects of a task: `optimal_step`, `best_loss`, `bayes_risk`; empty where it has no formula."""
+    if getattr(task, "covariance", None) is not None or task.n_out != 1:
+        return {}
+    variance = signal_variance(task)
+    noise = task.noise / variance
+    step = theory.optimal_step(task.d, task.context, noise)
+    return {
+        "optimal_step": step,
+        "best_loss": variance * theory.debiased_gd_risk(step, task.d, task.context, noise),
+        "bayes_risk": variance * theory.bayes_risk(task.d, task.context, noise),
+    }
+
+
+def config_digest(config: Mapping[str, Any]) -> str:
+    """Of what determines a run; versions and paths are left out."""
+    keys = ("task", "model", "training", "seeds", "probes")
+    return hashlib.sha256(json.dumps({k: config[k] for k in keys}, sort_keys=True).encode()).hexdigest()
+
+
+def _stacked(snapshots: Sequence[Snapshot]) -> dict[str, np.ndarray]:
+    arrays = {
+        "kq": torch.stack([s.circuits.kq for s in snapshots]),
+        "ov": torch.stack([s.circuits.ov for s in snapshots]),
+        "attention": torch.stack([s.attention for s in snapshots]),
+    }
+    if snapshots[0].kq_gradient is not None:
+        arrays["kq_gradient"] = torch.stack([s.kq_gradient for s in snapshots])  # pyright: ignore
+        arrays["ov_gradient"] = torch.stack([s.ov_gradient for s in snapshots])  # pyright: ignore
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+def _capture_shape(task: Task, n_heads: int) -> tuple[int, int]:
+    """Context length and number of the fixed prompts: 32 of full length, fewer or shorter to bound the scores' memory."""
+    context = task.context
+    while 4 * n_heads * (context + 1) ** 2 * 8 > _CAPTURE_BYTES:
+        context //= 2
+    count = _CAPTURE_BYTES // (4 * n_heads * (context + 1) ** 2 * 4)
+    return context, int(min(_CAPTURE_PROMPTS, max(2, count)))
+
+
+def _affordable(model: Any, prompts: int) -> int:
+    return prompts if reason_not_fused(model) is None else min(prompts, CHECKPOINT_PROMPTS)
+

@@ -1,0 +1,290 @@
+"""`train` for models in hand, `run` for a config: both end in a run folder that `load_run` opens."""
+
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from transformer_lens import HookedTransformer
+
+from ..errors import ConfigError, RunError
+from ..models import _tl as tl
+from ..probes import PROBES
+from ..runs import SCHEMA_VERSION, Run, load_run
+from ..tasks import Task
+from ..tracking import ConsoleTracker, NullTracker, Tracker, guarded
+from ..training import Every, Settings, latest_checkpoint, resolve_seeds, run_loop, start_state, write_atomically
+from ..training.schedule import Schedule
+from .config import ExperimentConfig, load_config
+from .recorder import Recorder, config_digest
+
+_SMALL = 2  # models; more are worth more than one thread
+
+
+def train(
+    model_or_models: HookedTransformer | Sequence[HookedTransformer],
+    task: Task,
+    *,
+    steps: int,
+    optimizer: Literal["adam", "sgd"] = "adam",
+    lr: float = 1e-3,
+    schedule: Schedule = "constant",
+    clip: float | None = None,
+    batch: int = 256,
+    engine: Literal["fused", "hooked"] = "fused",
+    shared_prompts: bool = False,
+    threads: int | None = None,
+    every: int = 500,
+    checkpoint_every: int = 5_000,
+    evaluate: int = 0,
+    gradients: bool = False,
+    seeds: int | Sequence[int] | None = None,
+    probes: Sequence[str] = PROBES,
+    out: str | Path | None = None,
+    resume: bool = False,
+    tracker: Tracker | None = None,
+    progress: bool = True,
+) -> Run:
+    """Trains models in place on fresh prompts, capturing their circuits and probing them on the way.
+
+    Args:
+        model_or_models: one model, or equally shaped ones that train together as an ensemble.
+        task: draws the prompts.
+        steps: optimiser steps.
+        optimizer, lr, schedule, clip, batch, engine, shared_prompts, threads: see `training.Settings`.
+        every: steps between captures of circuits, attention and weight probes.
+        checkpoint_every: steps between checkpoints, with a function check on 2,000 prompts.
+        evaluate: number of fixed prompts on which a loss is evaluated at every capture; 0 for none.
+        gradients: also record the gradients of KQ and OV on the fixed prompts.
+        seeds: of the prompt streams, one per model; 0, 1, 2, ... by default.
+        probes: which probes are asked at checkpoints.
+        out: the run folder; by default a temporary one that lives as long as the returned Run.
+        resume: go on from the newest checkpoint in `out`; the models' present weights are replaced.
+        tracker: is told of every capture; a failing one is switched off and never stops training.
+        progress: show progress on stderr, where no tracker is given.
+
+    Returns:
+        The run: `run.metrics`, `run.circuits`, `run.reports`.
+
+    Raises:
+        ConfigError: a value that cannot be used.
+        RunError: `out` cannot be used as asked, or the disk is full; what was saved before stays.
+        TrainingError: the loss is not a number, or the two engines disagree.
+        KeyboardInterrupt: after a checkpoint, when interrupted.
+    """
+    models = [model_or_models] if isinstance(model_or_models, HookedTransformer) else list(model_or_models)
+    models = [tl.require_hooked_transformer(model) for model in models]
+    resolved = resolve_seeds(len(models) if seeds is None else ([seeds] if isinstance(seeds, int) else seeds))
+    if len(resolved) != len(models):
+        raise ConfigError(
+            f"{len(models)} models need as many seeds for their prompts; got {len(resolved)}.", field="seeds"
+        )
+    config = ExperimentConfig.from_dict(
+        {
+            "task": task.to_dict(),
+            "model": _describe(models[0]),
+            "training": {
+                "steps": steps,
+                "optimizer": optimizer,
+                "lr": lr,
+                "schedule": schedule,
+                "clip": clip,
+                "batch": batch,
+                "engine": engine,
+                "shared_prompts": shared_prompts,
+                "threads": threads,
+                "every": every,
+                "checkpoint_every": checkpoint_every,
+                "evaluate": evaluate,
+                "gradients": gradients,
+            },
+            "seeds": list(resolved),
+            "probes": list(probes),
+        }
+    )
+    return _train(models, task, config, out, resume=resume, tracker=tracker, progress=progress)
+
+
+def run(
+    config: ExperimentConfig | Mapping[str, Any] | str | Path,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    tracker: Tracker | None = None,
+    progress: bool = True,
+) -> Run:
+    """Trains what a config describes.
+
+    Args:
+        config: an ExperimentConfig, the same as plain values, a file, or the name of a shipped config.
+        out, resume, tracker, progress: as in `train`.
+
+    Raises:
+        As `train`.
+    """
+    if isinstance(config, str | Path):
+        config = load_config(config)
+    elif not isinstance(config, ExperimentConfig):
+        config = ExperimentConfig.from_dict(config)
+    return _train(
+        config.make_models(), config.make_task(), config, out, resume=resume, tracker=tracker, progress=progress
+    )
+
+
+def _train(
+    models: list[HookedTransformer],
+    task: Task,
+    config: ExperimentConfig,
+    out: str | Path | None,
+    *,
+    resume: bool,
+    tracker: Tracker | None,
+    progress: bool,
+) -> Run:
+    seeds = resolve_seeds(config.seeds)
+    settings = config.settings(1 if len(models) <= _SMALL else os.cpu_count() or 1)
+    effective = _effective(config, settings, seeds)
+    owner = tempfile.TemporaryDirectory(prefix="icl-run-") if out is None else None
+    path = Path(owner.name) / "run" if owner is not None else Path(str(out))
+    reporter = guarded(tracker or (ConsoleTracker() if progress else NullTracker()))
+    try:
+        _prepare_folder(path, effective, resume=resume)
+        recorder = Recorder(
+            path,
+            task,
+            settings,
+            seeds,
+            models,
+            probes=config.probes,
+            tracker=reporter,
+            digest=config_digest(effective),
+            evaluate=config.training.evaluate,
+            gradients=config.training.gradients,
+        )
+        _run(models, task, config, settings, seeds, recorder, reporter, effective)
+    except OSError as error:
+        raise RunError(
+            f"{path} could not be written ({error.strerror or error}). What was saved before stays; make room or choose "
+            "another folder, then go on with --resume."
+        ) from error
+    finished = load_run(path)
+    return Run(finished.path, finished.config, owner)
+
+
+def _run(
+    models: list[HookedTransformer],
+    task: Task,
+    config: ExperimentConfig,
+    settings: Settings,
+    seeds: Sequence[int],
+    recorder: Recorder,
+    reporter: Tracker,
+    effective: Mapping[str, Any],
+) -> None:
+    state = start_state(models, settings, seeds)
+    try:
+        checkpoint = latest_checkpoint(recorder.path / "checkpoints")
+        if checkpoint is not None:
+            checkpoint.restore(state)
+            recorder.cut_back(checkpoint)
+        reporter.start(effective)
+        if checkpoint is None:
+            recorder.on_capture(state)
+            recorder.save(state)
+        callbacks = [
+            Every(config.training.every, recorder.on_capture),
+            Every(config.training.checkpoint_every, recorder.on_checkpoint),
+        ]
+        try:
+            run_loop(state, task, settings, callbacks)
+        except KeyboardInterrupt:
+            recorder.save(state)
+            raise
+    finally:
+        reporter.finish()
+        state.stack.release()
+
+
+def _prepare_folder(path: Path, effective: Mapping[str, Any], *, resume: bool) -> None:
+    """Creates a new run folder with its config, or checks that an old one is the run to go on with.
+
+    Raises:
+        RunError: a file, a foreign folder, a run without `resume`, or one with another config.
+    """
+    if path.is_file():
+        raise RunError(f"{path} is a file; a run needs a folder. Choose another --out.")
+    if resume and (path / "config.yaml").is_file():
+        _require_same_config(load_run(path), effective)
+        return
+    if path.is_dir() and any(path.iterdir()):
+        if (path / "config.yaml").is_file():
+            raise RunError(f"{path} holds a run already. Go on with it by --resume, or choose another --out.")
+        raise RunError(f"{path} is not empty and holds no run. Choose another --out.")
+    path.mkdir(parents=True, exist_ok=True)
+    write_atomically(path / "config.yaml", yaml.safe_dump(dict(effective), sort_keys=False).encode())
+
+
+def _require_same_config(run: Run, effective: Mapping[str, Any]) -> None:
+    if config_digest(run.config) == config_digest(effective):
+        return
+    before, now = _flattened(run.config), _flattened(effective)
+    keys = [k for k in sorted(before | now) if before.get(k) != now.get(k)]
+    changes = [f"{k} is {before.get(k)} there and {now.get(k)} here" for k in keys if k.partition(".")[0] in _DETERMINING]
+    raise RunError(
+        f"{run.path} was started with another config: {'; '.join(changes)}. Resume with the config it was started with "
+        f"({run.path / 'config.yaml'}), or choose another --out."
+    )
+
+
+_DETERMINING = ("task", "model", "training", "seeds", "probes")
+
+
+def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _effective(config: ExperimentConfig, settings: Settings, seeds: Sequence[int]) -> dict[str, Any]:
+    """The whole effective config as plain values, with what else one needs to repeat the run."""
+    values = config.model_dump()
+    values["task"] = config.make_task().to_dict()
+    values["training"]["threads"] = settings.threads
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **values,
+        "seeds": list(seeds),
+        "versions": {
+            "icl_mechinterp": version("icl-mechinterp"),
+            "transformer_lens": tl.tl_version(),
+            "torch": version("torch"),
+            "python": platform.python_version(),
+        },
+        "git_revision": _git_revision(),
+    }
+
+
+def _git_revision() -> str | None:
+    """Of the working directory, if it is in a repository."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _describe(model: HookedTransformer) -> dict[str, Any]:
+    """The `model` section of a config for a model in hand."""
+    cfg = model.cfg
+    return {
+        "n_heads": cfg.n_heads,
+        "n_layers": cfg.n_layers,
+        "d_head": cfg.d_head,
+        "scale": tl.attention_scale(model, 0),
+    }

@@ -1,0 +1,272 @@
+"""Does the model compute debiased gradient descent? Its predictions beside those of named algorithms.
+
+A distance is E(yhat - y_other)^2 / Var(yhat), on prompts drawn for the probe, labels included; float64. The one number
+estimated with help from theory is the loss: the exact risk of debiased GD with the model's own step is a control
+variate, which takes most of the Monte-Carlo error away.
+
+Sources: predictors and risks, 2503.12734 sections 3.4 to 3.6.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.optimize import minimize_scalar
+from transformer_lens import HookedTransformer
+
+from .. import theory
+from .._types import Predictions, Prompts
+from ..circuits import Circuits
+from ..models import hooked_prediction, reason_not_fused
+from ..models.fused import Collapsed, fused_prediction
+from ..results import HeadVerdict, Measurement, ProbeResult
+from ..tasks import Batch, Task, generator_for
+from .structure import signal_variance
+from .thresholds import THRESHOLDS, Thresholds
+
+Predictor: TypeAlias = Callable[[Prompts], Predictions]
+
+_CHUNK = 4096  # prompts at a time: 8 MB of float64 per copy at d = 5, L = 40
+_FIT_PROMPTS = 2000
+_ALTERNATIVES = ("gd", "ridge", "nadaraya_watson")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Per prompt: what the model and the named algorithms predict, `[prompt]` each, one label slot."""
+
+    target: Float[np.ndarray, " prompt"]
+    prediction: Float[np.ndarray, " prompt"]
+    others: Mapping[str, Float[np.ndarray, " prompt"]]
+    shifts: Mapping[str, Float[np.ndarray, " prompt"]]
+    gd_shifts: Mapping[str, Float[np.ndarray, " prompt"]]
+
+
+def model_predictor(model: HookedTransformer, circuits: Circuits) -> Predictor:
+    """The model's predictions in float64: through its circuits where they are all there is to it, else its forward."""
+    if reason_not_fused(model) is None:
+        collapsed = Collapsed(circuits.kq[:1].double(), circuits.ov[:1].double())
+        return lambda z: fused_prediction(collapsed, z[None])[0]
+
+    def predict(z: Prompts) -> Predictions:
+        with torch.no_grad():
+            return hooked_prediction(model, z.to(next(model.parameters()).dtype)).double()
+
+    return predict
+
+
+def equivalence(
+    predict: Predictor,
+    heads: Sequence[HeadVerdict],
+    task: Task,
+    *,
+    prompts: int,
+    seed: int,
+    thresholds: Thresholds = THRESHOLDS,
+) -> ProbeResult:
+    """The functional measurements of a model.
+
+    Args:
+        predict: the model's predictions, float64.
+        heads: its taxonomy, which gives the model's own step sum mu omega; empty: the step that fits best.
+        task: draws the prompts.
+        prompts: how many.
+        seed: of the prompts; the same seed gives the same report.
+        thresholds: bounds that decide.
+    """
+    fit = _draw(task, _FIT_PROMPTS, seed, "fit")
+    step = float(sum(h.mu * h.omega for h in heads)) if heads else _fitted_step(predict, fit)
+    kernel = fit_kernel(predict, fit, task)
+    batches = [_predictions(predict, batch, task, step, kernel) for batch in _batches(task, prompts, seed)]
+    sample = Sample(
+        *(np.concatenate([getattr(b, name) for b in batches]) for name in ("target", "prediction")),
+        *({k: np.concatenate([getattr(b, n)[k] for b in batches]) for k in getattr(batches[0], n)} for n in _MAPPINGS),
+    )
+    detail = {"prompts": prompts, "step": step}
+    measurements = [
+        _loss(sample, step, task, thresholds, detail),
+        *_distances(sample, thresholds, {**detail, "kernel_omega": kernel[0], "kernel_mu": kernel[1]}),
+        *_shifts(sample, thresholds),
+    ]
+    return ProbeResult("equivalence", tuple(measurements))
+
+
+_MAPPINGS = ("others", "shifts", "gd_shifts")
+
+
+def fit_kernel(predict: Predictor, batch: Batch, task: Task) -> tuple[float, float]:
+    """The one Nadaraya-Watson kernel (omega, mu) that fits the model's predictions best on these prompts.
+
+    mu has a closed form given omega; omega is found by a scan over both signs and a bounded search around its best.
+    """
+    yhat = predict(batch.z)
+
+    def kernel(omega: float) -> tuple[float, float]:
+        basis = theory.nadaraya_watson(batch.z, omega, 1.0)
+        mu = float((basis * yhat).mean() / basis.square().mean())
+        return float((yhat - mu * basis).square().mean()), mu
+
+    widest = 3.0 / np.sqrt(task.d)  # beyond it a kernel picks the one nearest example
+    grid = np.linspace(-widest, widest, 25)
+    best = float(min(grid, key=lambda omega: kernel(omega)[0]))
+    around = (best - grid[1] + grid[0], best + grid[1] - grid[0])
+    omega = float(minimize_scalar(lambda w: kernel(w)[0], bounds=around, method="bounded", options={"maxiter": 20}).x)
+    return omega, kernel(omega)[1]
+
+
+def _predictions(predict: Predictor, batch: Batch, task: Task, step: float, kernel: tuple[float, float]) -> Sample:
+    z, target = batch
+    # beta has variance c^2/d per coordinate, so the Bayes predictor is ridge with penalty d sigma^2 / c^2
+    penalty = task.d * task.noise / signal_variance(task)
+    yhat, gd = predict(z), theory.gd(z, step)
+    moved = {"covariates": _shifted(z, slice(0, task.d)), "labels": _shifted(z, slice(task.d, None))}
+    others = {
+        "debiased_gd": theory.debiased_gd(z, step),
+        "gd": gd,
+        "ridge": theory.ridge(z, penalty),
+        "nadaraya_watson": theory.nadaraya_watson(z, *kernel),
+    }
+    return Sample(
+        _flat(target),
+        _flat(yhat),
+        {name: _flat(prediction) for name, prediction in others.items()},
+        {name: _flat(predict(z_moved) - yhat) for name, z_moved in moved.items()},
+        {name: _flat(theory.gd(z_moved, step) - gd) for name, z_moved in moved.items()},
+    )
+
+
+def _loss(sample: Sample, step: float, task: Task, bounds: Thresholds, detail: Mapping[str, float]) -> Measurement:
+    """E(target - yhat)^2, with the exact risk of debiased GD as control variate where theory knows it."""
+    errors = (sample.target - sample.prediction) ** 2
+    if getattr(task, "covariance", None) is not None:
+        return Measurement("loss", float(errors.mean()), stderr=_stderr(errors), detail=detail)
+    variance = signal_variance(task)
+    noise = task.noise / variance
+    control = (sample.target - sample.others["debiased_gd"]) ** 2
+    difference = errors - control
+    value = float(difference.mean()) + variance * theory.debiased_gd_risk(step, task.d, task.context, noise)
+    best = variance * theory.debiased_gd_risk(
+        theory.optimal_step(task.d, task.context, noise), task.d, task.context, noise
+    )
+    threshold = best + bounds.excess_loss * (variance + task.noise - best)
+    bayes = variance * theory.bayes_risk(task.d, task.context, noise)
+    return Measurement.judged(
+        "loss",
+        value,
+        stderr=_stderr(difference),
+        threshold=threshold,
+        reference=best,
+        unit="y^2",
+        detail={**detail, "bayes_risk": bayes},
+    )
+
+
+def _distances(sample: Sample, bounds: Thresholds, detail: Mapping[str, float]) -> list[Measurement]:
+    """Distance to debiased GD against its bound; each alternative must be farther away, by a paired interval."""
+    variance = float(sample.prediction.var())
+    names = [f"distance_{name}" for name in ("debiased_gd", *_ALTERNATIVES)]
+    if variance <= np.finfo(np.float64).eps * float((sample.prediction**2).mean()) or variance == 0:
+        return [Measurement.undecided(name, "the model predicts a constant: its variance is zero") for name in names]
+    squared = {name: (sample.prediction - other) ** 2 for name, other in sample.others.items()}
+    nearest, stderr = _ratio(squared["debiased_gd"], sample.prediction)
+    measured = [
+        Measurement.judged(
+            names[0],
+            nearest,
+            stderr=stderr,
+            threshold=bounds.distance_debiased_gd,
+            reference=0.0,
+            unit="Var(yhat)",
+            detail=detail,
+        )
+    ]
+    for name in _ALTERNATIVES:
+        value, stderr = _ratio(squared[name], sample.prediction)
+        farther = Measurement.judged(
+            name,
+            float((squared[name] - squared["debiased_gd"]).mean()),
+            stderr=_stderr(squared[name] - squared["debiased_gd"]),
+            threshold=0.0,
+            rule=">",
+        )
+        reason = None if farther.passed is not None else "not told apart from debiased GD: draw more prompts"
+        measured.append(
+            Measurement(
+                f"distance_{name}",
+                value,
+                unit="Var(yhat)",
+                stderr=stderr,
+                threshold=nearest,
+                rule=">",
+                passed=farther.passed,
+                required=True,
+                reason=reason,
+                detail=detail,
+            )
+        )
+    return measured
+
+
+def _shifts(sample: Sample, bounds: Thresholds) -> list[Measurement]:
+    """Debiased GD does not move when every context covariate, or label, moves by one; vanilla GD does."""
+    variance = float(sample.prediction.var())
+    measured = []
+    for name, change in sample.shifts.items():
+        if variance == 0:
+            measured.append(Measurement.undecided(f"shift_{name}", "the model predicts a constant"))
+            continue
+        value, stderr = _ratio(change**2, sample.prediction)
+        vanilla = float((sample.gd_shifts[name] ** 2).mean() / variance)
+        measured.append(
+            Measurement.judged(
+                f"shift_{name}",
+                value,
+                stderr=stderr,
+                threshold=bounds.shift * vanilla,
+                reference=0.0,
+                unit="Var(yhat)",
+                detail={"vanilla_gd": vanilla},
+            )
+        )
+    return measured
+
+
+def _ratio(
+    squares: Float[np.ndarray, " prompt"], prediction: Float[np.ndarray, " prompt"]
+) -> tuple[float, float]:
+    """E(squares) / Var(prediction) and its standard error by the delta method."""
+    centred = (prediction - prediction.mean()) ** 2
+    value = squares.mean() / centred.mean()
+    return float(value), _stderr((squares - value * centred) / centred.mean())
+
+
+def _stderr(values: Float[np.ndarray, " prompt"]) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def _fitted_step(predict: Predictor, batch: Batch) -> float:
+    basis = theory.debiased_gd(batch.z, 1.0)
+    return float((basis * predict(batch.z)).mean() / basis.square().mean())
+
+
+def _shifted(z: Prompts, coordinates: slice) -> Prompts:
+    moved = z.clone()
+    moved[:, :-1, coordinates] += 1.0
+    return moved
+
+
+def _draw(task: Task, prompts: int, seed: int, purpose: str) -> Batch:
+    return task.sample(prompts, generator=generator_for(seed, purpose), dtype=torch.float64)  # pyright: ignore
+
+
+def _batches(task: Task, prompts: int, seed: int) -> Iterator[Batch]:
+    generator = generator_for(seed, "probe")
+    for start in range(0, prompts, _CHUNK):
+        yield task.sample(min(_CHUNK, prompts - start), generator=generator, dtype=torch.float64)
+
+
+def _flat(values: Predictions) -> Float[np.ndarray, " prompt"]:
+    return values.reshape(-1).numpy()

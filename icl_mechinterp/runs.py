@@ -1,0 +1,176 @@
+"""A run folder, finished or still growing, opened for reading. Opening a stranger's run executes nothing.
+
+    config.yaml     the whole effective config, versions, git revision
+    history.zarr/   metrics/ and circuits/, each with its own steps
+    probes.jsonl    one report per probed step and seed
+    checkpoints/    step-XXXXXXXX.safetensors and .json
+"""
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+import yaml
+from transformer_lens import HookedTransformer
+
+from .circuits import read_group
+from .errors import ConfigError, RunError
+from .models import attention_only
+from .results import ProbeReport
+from .tasks import Task, task_from_dict
+from .training import Checkpoint, latest_checkpoint, load_checkpoint, saved_steps
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk; what it holds is read when asked for, so a growing run can be read again and again.
+
+    Attributes:
+        path: the run folder.
+        config: its effective config as plain values.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    _owner: object = field(default=None, repr=False, compare=False)
+    """Keeps a temporary folder alive as long as the run that lives in it."""
+
+    @cached_property
+    def task(self) -> Task:
+        return task_from_dict(self.config["task"])
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(self.config["seeds"])
+
+    @property
+    def metrics(self) -> xr.Dataset:
+        """loss[seed step], engine_gap, omega[seed step layer head], mu, share and the weight measurements."""
+        return read_group(self.path / "history.zarr", "metrics")
+
+    @property
+    def circuits(self) -> xr.Dataset:
+        """kq[seed step layer head key query], ov[seed step layer head out token], attention of the fixed prompts."""
+        return read_group(self.path / "history.zarr", "circuits")
+
+    @property
+    def reports(self) -> tuple[ProbeReport, ...]:
+        """All reports in the order of writing; a torn last line is left out."""
+        return read_reports(self.path / "probes.jsonl")
+
+    @property
+    def final_reports(self) -> tuple[ProbeReport, ...]:
+        """The newest report of each seed, in the order of the seeds."""
+        newest = {report.seed: report for report in self.reports}
+        return tuple(newest[seed] for seed in self.seeds if seed in newest)
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps with a checkpoint."""
+        return saved_steps(self.path / "checkpoints")
+
+    def checkpoint(self, step: int | None = None) -> Checkpoint:
+        """The checkpoint of a step, or the newest whole one.
+
+        Raises:
+            RunError: the step was not saved (the message lists those that were), or there is no checkpoint.
+        """
+        folder = self.path / "checkpoints"
+        if step is not None and step not in self.steps:
+            saved = ", ".join(map(str, self.steps)) or "none"
+            raise RunError(f"step {step} was not saved in {self.path}; saved steps: {saved}. Choose one of these.")
+        found = latest_checkpoint(folder) if step is None else load_checkpoint(folder / f"step-{step:08d}.json")
+        if found is None:
+            raise RunError(
+                f"{self.path} has no whole checkpoint: the run stopped before its first one. Start it again with "
+                "another --out, or delete the folder."
+            )
+        return found
+
+    def model(self, step: int | None = None, *, seed: int | None = None) -> HookedTransformer:
+        """The model of one seed as it was at a step.
+
+        Args:
+            step: a saved step; the newest by default.
+            seed: one of the run's seeds; the first by default.
+
+        Raises:
+            RunError: step or seed not in this run, or a checkpoint that does not fit the config.
+        """
+        seed = self.seeds[0] if seed is None else seed
+        if seed not in self.seeds:
+            raise RunError(f"{self.path} has no seed {seed}; it has {', '.join(map(str, self.seeds))}.")
+        checkpoint = self.checkpoint(step)
+        model = build_model(self.task, self.config["model"], seed=seed)
+        index = self.seeds.index(seed)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                stored = checkpoint.parameters.get(name)
+                if stored is None or stored.shape != (len(self.seeds), *parameter.shape):
+                    shape = None if stored is None else tuple(stored.shape)
+                    raise RunError(
+                        f"the checkpoint at step {checkpoint.step} does not fit {self.path / 'config.yaml'}: {name} has "
+                        f"shape {shape}, the config asks for {(len(self.seeds), *parameter.shape)}. Restore the config "
+                        "that the run was started with."
+                    )
+                parameter.data.copy_(stored[index])
+        return model
+
+
+def load_run(path: str | Path) -> Run:
+    """A run folder, finished or growing.
+
+    Raises:
+        RunError: no such folder, no config in it, or one of a newer schema.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise RunError(f"there is no run at {path}. Check the path, or train one with: icl-mechinterp train CONFIG")
+    file = path / "config.yaml"
+    if not file.is_file():
+        what = "is a file, not a run folder" if path.is_file() else "holds no config.yaml, so it is not a run"
+        raise RunError(f"{path} {what}. Name a folder that `icl-mechinterp train` wrote.")
+    try:
+        config = yaml.safe_load(file.read_text("utf-8"))
+        version = config["schema_version"]
+        task_from_dict(config["task"])
+        config["seeds"], config["model"], config["training"]
+    except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError, ConfigError) as error:
+        raise RunError(f"{file} is not the config of a run ({type(error).__name__}: {error}).") from error
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise RunError(
+            f"{path} has schema version {version!r}; this version reads up to {SCHEMA_VERSION}. Upgrade icl-mechinterp "
+            "to read it."
+        )
+    return Run(path, config)
+
+
+def build_model(task: Task, settings: dict[str, Any], *, seed: int) -> HookedTransformer:
+    """A model as the `model` section of a config describes it, freshly initialised."""
+    try:
+        return attention_only(task, **settings, seed=seed)
+    except ConfigError as error:
+        raise error.within("model") from error
+
+
+def read_reports(file: Path) -> tuple[ProbeReport, ...]:
+    """Reports from a file with one JSON record per line; a torn last line, left by a kill, is left out.
+
+    Raises:
+        RunError: a line in the middle that is not a report, or one of a newer schema.
+    """
+    if not file.is_file():
+        return ()
+    lines = file.read_bytes().split(b"\n")
+    reports = []
+    for number, line in enumerate(lines[:-1], start=1):  # a whole file ends with a newline: the last piece is torn
+        try:
+            reports.append(ProbeReport.from_dict(json.loads(line)))
+        except json.JSONDecodeError as error:
+            raise RunError(f"{file}, line {number}, is not JSON ({error}). The file was changed by hand.") from error
+    return tuple(reports)
