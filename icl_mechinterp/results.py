@@ -217,7 +217,9 @@ class ProbeReport:
             "task": dict(self.task),
             "model": dict(self.model),
             "heads": [head.to_dict() for head in self.heads],
-            "results": [{"probe": r.probe, "measurements": [m.to_dict() for m in r.measurements]} for r in self.results],
+            "results": [
+                {"probe": r.probe, "measurements": [m.to_dict() for m in r.measurements]} for r in self.results
+            ],
             "notes": list(self.notes),
         }
 
@@ -265,7 +267,9 @@ class ProbeReport:
     def _repr_html_(self) -> str:
         """A plain escaped table for notebooks; makes no network call."""
         rows = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in (probe, m.name, m.text, _bound(m), m.status)) + "</tr>"
+            "<tr>"
+            + "".join(f"<td>{html.escape(cell)}</td>" for cell in (probe, m.name, m.text, _bound(m), m.status))
+            + "</tr>"
             for probe, m in self.measurements
         )
         heads = ", ".join(f"{h.name} {h.label} (omega {h.omega:+.3f}, mu {h.mu:+.3f})" for h in self.heads)

@@ -1,9 +1,9 @@
 """A run folder, finished or still growing, opened for reading. Opening a stranger's run executes nothing.
 
-    config.yaml     the whole effective config, versions, git revision
-    history.zarr/   metrics/ and circuits/, each with its own steps
-    probes.jsonl    one report per probed step and seed
-    checkpoints/    step-XXXXXXXX.safetensors and .json
+config.yaml     the whole effective config, versions, git revision
+history.zarr/   metrics/ and circuits/, each with its own steps
+probes.jsonl    one report per probed step and seed
+checkpoints/    step-XXXXXXXX.safetensors and .json
 """
 
 import json
@@ -139,7 +139,8 @@ def load_run(path: str | Path) -> Run:
         config = yaml.safe_load(file.read_text("utf-8"))
         version = config["schema_version"]
         task_from_dict(config["task"])
-        config["seeds"], config["model"], config["training"]
+        for section in ("seeds", "model", "training"):
+            config[section]
     except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError, ConfigError) as error:
         raise RunError(f"{file} is not the config of a run ({type(error).__name__}: {error}).") from error
     if not isinstance(version, int) or version > SCHEMA_VERSION:

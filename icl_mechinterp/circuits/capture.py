@@ -16,7 +16,7 @@ from transformer_lens import HookedTransformer
 
 from .._types import HeadKQ, HeadOV, Predictions
 from ..errors import ModelError
-from ..models import Coordinates, hooked_prediction, resolve_coordinates
+from ..models import Coordinates, hooked_prediction
 from ..models import _tl as tl
 from ..tasks import Batch, Task
 from .extract import Circuits, circuits
@@ -120,13 +120,15 @@ def recorded(model: HookedTransformer, *names: str) -> Iterator[dict[str, list[t
                 handles.append(point.register_forward_hook(_appender(activations[name])))
         yield activations
         for name, seen in activations.items():
-            assert len(seen) == model.cfg.n_layers, f"hook_{name} fired {len(seen)} times in {model.cfg.n_layers} layers"
+            assert len(seen) == model.cfg.n_layers, (
+                f"hook_{name} fired {len(seen)} times in {model.cfg.n_layers} layers"
+            )
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _appender(activations: list[torch.Tensor]):  # noqa: ANN202
+def _appender(activations: list[torch.Tensor]):
     def record(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> None:
         activations.append(output)
 
@@ -163,7 +165,7 @@ def require_live_hooks(model: HookedTransformer, z: Float[torch.Tensor, "batch p
                 )
 
 
-def _first_key_only(name: str):  # noqa: ANN202
+def _first_key_only(name: str):
     def edit(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
         first = torch.zeros_like(output)
         first[..., 0] = 1.0

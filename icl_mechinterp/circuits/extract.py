@@ -79,10 +79,8 @@ def circuits(model: HookedTransformer, task: Task, *, coordinates: Coordinates |
     layers = []
     for block, scale in zip(model.blocks, scales, strict=True):
         attention = block.attn
-        weights = HeadWeights(
-            *(read_in @ getattr(attention, name).detach()[None] for name in ("W_Q", "W_K", "W_V")),
-            attention.W_O.detach()[None],
-        )
+        W_Q, W_K, W_V = (read_in @ getattr(attention, name).detach()[None] for name in ("W_Q", "W_K", "W_V"))
+        weights = HeadWeights(W_Q, W_K, W_V, attention.W_O.detach()[None])
         layers.append(collapse(weights, scale, read_out))
     # `collapse` returns fresh tensors, so nothing here keeps the model's storage or a graph alive
     kq, ov = (torch.cat([getattr(layer, name) for layer in layers]).cpu() for name in ("kq", "ov"))

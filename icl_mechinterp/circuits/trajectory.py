@@ -65,7 +65,7 @@ class History:
         """Drops all rows from `length` on, and what is buffered."""
         self._rows.clear()
         if "step" in self._group:
-            self._group["step"].resize((length,))
+            self._array("step", np.empty(0, np.int64), ("step",)).resize((length,))
 
     def sync(self) -> None:
         """Makes what was flushed survive a power failure."""
@@ -85,7 +85,9 @@ class History:
         if name not in self._group:
             axis = dims.index("step")
             empty = (*block.shape[:axis], 0, *block.shape[axis + 1 :])
-            chunks = tuple(_STEPS_PER_CHUNK if dim == "step" else max(1, n) for dim, n in zip(dims, block.shape, strict=True))
+            chunks = tuple(
+                _STEPS_PER_CHUNK if dim == "step" else max(1, n) for dim, n in zip(dims, block.shape, strict=True)
+            )
             fill = -1 if name == "step" else np.nan
             self._group.create_array(
                 name, shape=empty, dtype=block.dtype, chunks=chunks, fill_value=fill, dimension_names=dims

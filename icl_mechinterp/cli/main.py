@@ -58,7 +58,9 @@ def train(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="as in the file: task.d=8 seeds=8")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="run folder; runs/<config> by default")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint in the run folder")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on from the newest checkpoint in the run folder")
+    ] = False,
     strict: StrictOption = False,
 ) -> None:
     """Train what a config describes, with captures and probes on the way."""
@@ -116,7 +118,7 @@ def report(
         say(f"{_page([load_run(path) for path in runs], out)}")
 
 
-def _train(config, folder: Path, *, resume: bool) -> "Run":  # noqa: ANN001
+def _train(config, folder: Path, *, resume: bool) -> "Run":
     from ..experiment import run as run_experiment
     from .show import print_report, print_seeds
 

@@ -32,7 +32,9 @@ def print_report(report: ProbeReport) -> None:
     console.print(table)
     for probe, measurement in report.measurements:
         if measurement.status == "undecided":
-            console.print(f"? {probe}.{measurement.name}: {measurement.reason}", style="yellow", highlight=False, markup=False)
+            console.print(
+                f"? {probe}.{measurement.name}: {measurement.reason}", style="yellow", highlight=False, markup=False
+            )
     for note in report.notes:
         console.print(f"note: {note}", style="dim", highlight=False, markup=False)
     if report.heads:

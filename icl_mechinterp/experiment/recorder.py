@@ -18,8 +18,8 @@ import torch
 from .. import theory
 from ..circuits import Capture, History, Snapshot
 from ..errors import TrainingError
-from ..models import collapse, fused_prediction, hooked_prediction, reason_not_fused
 from ..models import _tl as tl
+from ..models import collapse, fused_prediction, hooked_prediction, reason_not_fused
 from ..probes import probe, probe_circuits
 from ..probes.structure import NAMES as STRUCTURE_NAMES
 from ..probes.structure import signal_variance
@@ -143,7 +143,7 @@ class Recorder:
         scalars = ["loss", "engine_gap", *STRUCTURE_NAMES]
         if self.evaluation is not None:
             scalars.append("evaluation_loss")
-        heads = {name: ("layer", "head") for name in ("omega", "mu", "share")}
+        heads = dict.fromkeys(("omega", "mu", "share"), ("layer", "head"))
         names = list(snapshot.circuits.token_names)
         matrices = {"kq": ("layer", "head", "key", "query"), "ov": ("layer", "head", "out", "token")}
         if snapshot.kq_gradient is not None:
@@ -249,4 +249,3 @@ def _capture_shape(task: Task, n_heads: int) -> tuple[int, int]:
 
 def _affordable(model: Any, prompts: int) -> int:
     return prompts if reason_not_fused(model) is None else min(prompts, CHECKPOINT_PROMPTS)
-

@@ -234,7 +234,9 @@ def _require_same_config(run: Run, effective: Mapping[str, Any]) -> None:
         return
     before, now = _flattened(run.config), _flattened(effective)
     keys = [k for k in sorted(before | now) if before.get(k) != now.get(k)]
-    changes = [f"{k} is {before.get(k)} there and {now.get(k)} here" for k in keys if k.partition(".")[0] in _DETERMINING]
+    changes = [
+        f"{k} is {before.get(k)} there and {now.get(k)} here" for k in keys if k.partition(".")[0] in _DETERMINING
+    ]
     raise RunError(
         f"{run.path} was started with another config: {'; '.join(changes)}. Resume with the config it was started with "
         f"({run.path / 'config.yaml'}), or choose another --out."

@@ -57,7 +57,7 @@ class ParameterStack:
         assert self.flat.grad is not None
         return self.flat.grad
 
-    def view(self, flat: Float[torch.Tensor, "seed parameter"], name: str) -> Float[torch.Tensor, "seed *shape"]:
+    def view(self, flat: Float[torch.Tensor, "seed parameter"], name: str) -> Float[torch.Tensor, "seed ..."]:
         """The part of a flat tensor that belongs to one named parameter."""
         start = 0
         for other, shape in self.shapes.items():

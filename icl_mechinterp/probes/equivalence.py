@@ -8,7 +8,6 @@ Sources: predictors and risks, 2503.12734 sections 3.4 to 3.6.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -34,15 +33,9 @@ _FIT_PROMPTS = 2000
 _ALTERNATIVES = ("gd", "ridge", "nadaraya_watson")
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Per prompt: what the model and the named algorithms predict, `[prompt]` each, one label slot."""
-
-    target: Float[np.ndarray, " prompt"]
-    prediction: Float[np.ndarray, " prompt"]
-    others: Mapping[str, Float[np.ndarray, " prompt"]]
-    shifts: Mapping[str, Float[np.ndarray, " prompt"]]
-    gd_shifts: Mapping[str, Float[np.ndarray, " prompt"]]
+Series: TypeAlias = dict[str, Float[np.ndarray, " prompt"]]
+"""Per prompt and by name: `target`, `prediction` of the model, those of the named algorithms, and how model and vanilla
+GD move when the context is shifted (`shift_covariates`, `gd_shift_covariates`, ...)."""
 
 
 def model_predictor(model: HookedTransformer, circuits: Circuits) -> Predictor:
@@ -77,14 +70,11 @@ def equivalence(
         seed: of the prompts; the same seed gives the same report.
         thresholds: bounds that decide.
     """
-    fit = _draw(task, _FIT_PROMPTS, seed, "fit")
+    fit = task.sample(_FIT_PROMPTS, generator=generator_for(seed, "fit"), dtype=torch.float64)
     step = float(sum(h.mu * h.omega for h in heads)) if heads else _fitted_step(predict, fit)
     kernel = fit_kernel(predict, fit, task)
-    batches = [_predictions(predict, batch, task, step, kernel) for batch in _batches(task, prompts, seed)]
-    sample = Sample(
-        *(np.concatenate([getattr(b, name) for b in batches]) for name in ("target", "prediction")),
-        *({k: np.concatenate([getattr(b, n)[k] for b in batches]) for k in getattr(batches[0], n)} for n in _MAPPINGS),
-    )
+    batches = [_series(predict, batch, task, step, kernel) for batch in _batches(task, prompts, seed)]
+    sample = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     detail = {"prompts": prompts, "step": step}
     measurements = [
         _loss(sample, step, task, thresholds, detail),
@@ -92,9 +82,6 @@ def equivalence(
         *_shifts(sample, thresholds),
     ]
     return ProbeResult("equivalence", tuple(measurements))
-
-
-_MAPPINGS = ("others", "shifts", "gd_shifts")
 
 
 def fit_kernel(predict: Predictor, batch: Batch, task: Task) -> tuple[float, float]:
@@ -111,41 +98,40 @@ def fit_kernel(predict: Predictor, batch: Batch, task: Task) -> tuple[float, flo
 
     widest = 3.0 / np.sqrt(task.d)  # beyond it a kernel picks the one nearest example
     grid = np.linspace(-widest, widest, 25)
-    best = float(min(grid, key=lambda omega: kernel(omega)[0]))
-    around = (best - grid[1] + grid[0], best + grid[1] - grid[0])
-    omega = float(minimize_scalar(lambda w: kernel(w)[0], bounds=around, method="bounded", options={"maxiter": 20}).x)
+    best = min(grid.tolist(), key=lambda omega: kernel(omega)[0])
+    spacing = float(grid[1] - grid[0])
+    search = {"bounds": (best - spacing, best + spacing), "method": "bounded", "options": {"maxiter": 20}}
+    omega = float(minimize_scalar(lambda omega: kernel(omega)[0], **search).x)  # pyright: ignore[reportAttributeAccessIssue]
     return omega, kernel(omega)[1]
 
 
-def _predictions(predict: Predictor, batch: Batch, task: Task, step: float, kernel: tuple[float, float]) -> Sample:
+def _series(predict: Predictor, batch: Batch, task: Task, step: float, kernel: tuple[float, float]) -> Series:
     z, target = batch
     # beta has variance c^2/d per coordinate, so the Bayes predictor is ridge with penalty d sigma^2 / c^2
     penalty = task.d * task.noise / signal_variance(task)
-    yhat, gd = predict(z), theory.gd(z, step)
-    moved = {"covariates": _shifted(z, slice(0, task.d)), "labels": _shifted(z, slice(task.d, None))}
-    others = {
+    values = {
+        "target": target,
+        "prediction": predict(z),
         "debiased_gd": theory.debiased_gd(z, step),
-        "gd": gd,
+        "gd": theory.gd(z, step),
         "ridge": theory.ridge(z, penalty),
         "nadaraya_watson": theory.nadaraya_watson(z, *kernel),
     }
-    return Sample(
-        _flat(target),
-        _flat(yhat),
-        {name: _flat(prediction) for name, prediction in others.items()},
-        {name: _flat(predict(z_moved) - yhat) for name, z_moved in moved.items()},
-        {name: _flat(theory.gd(z_moved, step) - gd) for name, z_moved in moved.items()},
-    )
+    for name, coordinates in (("covariates", slice(0, task.d)), ("labels", slice(task.d, None))):
+        moved = _shifted(z, coordinates)
+        values[f"shift_{name}"] = predict(moved) - values["prediction"]
+        values[f"gd_shift_{name}"] = theory.gd(moved, step) - values["gd"]
+    return {name: value.reshape(-1).numpy() for name, value in values.items()}
 
 
-def _loss(sample: Sample, step: float, task: Task, bounds: Thresholds, detail: Mapping[str, float]) -> Measurement:
+def _loss(sample: Series, step: float, task: Task, bounds: Thresholds, detail: Mapping[str, float]) -> Measurement:
     """E(target - yhat)^2, with the exact risk of debiased GD as control variate where theory knows it."""
-    errors = (sample.target - sample.prediction) ** 2
+    errors = (sample["target"] - sample["prediction"]) ** 2
     if getattr(task, "covariance", None) is not None:
         return Measurement("loss", float(errors.mean()), stderr=_stderr(errors), detail=detail)
     variance = signal_variance(task)
     noise = task.noise / variance
-    control = (sample.target - sample.others["debiased_gd"]) ** 2
+    control = (sample["target"] - sample["debiased_gd"]) ** 2
     difference = errors - control
     value = float(difference.mean()) + variance * theory.debiased_gd_risk(step, task.d, task.context, noise)
     best = variance * theory.debiased_gd_risk(
@@ -164,14 +150,14 @@ def _loss(sample: Sample, step: float, task: Task, bounds: Thresholds, detail: M
     )
 
 
-def _distances(sample: Sample, bounds: Thresholds, detail: Mapping[str, float]) -> list[Measurement]:
+def _distances(sample: Series, bounds: Thresholds, detail: Mapping[str, float]) -> list[Measurement]:
     """Distance to debiased GD against its bound; each alternative must be farther away, by a paired interval."""
-    variance = float(sample.prediction.var())
+    variance = float(sample["prediction"].var())
     names = [f"distance_{name}" for name in ("debiased_gd", *_ALTERNATIVES)]
-    if variance <= np.finfo(np.float64).eps * float((sample.prediction**2).mean()) or variance == 0:
+    if variance <= np.finfo(np.float64).eps * float((sample["prediction"]**2).mean()) or variance == 0:
         return [Measurement.undecided(name, "the model predicts a constant: its variance is zero") for name in names]
-    squared = {name: (sample.prediction - other) ** 2 for name, other in sample.others.items()}
-    nearest, stderr = _ratio(squared["debiased_gd"], sample.prediction)
+    squared = {n: (sample["prediction"] - sample[n]) ** 2 for n in ("debiased_gd", *_ALTERNATIVES)}
+    nearest, stderr = _ratio(squared["debiased_gd"], sample["prediction"])
     measured = [
         Measurement.judged(
             names[0],
@@ -184,7 +170,7 @@ def _distances(sample: Sample, bounds: Thresholds, detail: Mapping[str, float]) 
         )
     ]
     for name in _ALTERNATIVES:
-        value, stderr = _ratio(squared[name], sample.prediction)
+        value, stderr = _ratio(squared[name], sample["prediction"])
         farther = Measurement.judged(
             name,
             float((squared[name] - squared["debiased_gd"]).mean()),
@@ -210,19 +196,19 @@ def _distances(sample: Sample, bounds: Thresholds, detail: Mapping[str, float]) 
     return measured
 
 
-def _shifts(sample: Sample, bounds: Thresholds) -> list[Measurement]:
+def _shifts(sample: Series, bounds: Thresholds) -> list[Measurement]:
     """Debiased GD does not move when every context covariate, or label, moves by one; vanilla GD does."""
-    variance = float(sample.prediction.var())
+    variance = float(sample["prediction"].var())
     measured = []
-    for name, change in sample.shifts.items():
+    for name in ("shift_covariates", "shift_labels"):
         if variance == 0:
-            measured.append(Measurement.undecided(f"shift_{name}", "the model predicts a constant"))
+            measured.append(Measurement.undecided(name, "the model predicts a constant: its variance is zero"))
             continue
-        value, stderr = _ratio(change**2, sample.prediction)
-        vanilla = float((sample.gd_shifts[name] ** 2).mean() / variance)
+        value, stderr = _ratio(sample[name] ** 2, sample["prediction"])
+        vanilla = float((sample[f"gd_{name}"] ** 2).mean() / variance)
         measured.append(
             Measurement.judged(
-                f"shift_{name}",
+                name,
                 value,
                 stderr=stderr,
                 threshold=bounds.shift * vanilla,
@@ -258,15 +244,8 @@ def _shifted(z: Prompts, coordinates: slice) -> Prompts:
     return moved
 
 
-def _draw(task: Task, prompts: int, seed: int, purpose: str) -> Batch:
-    return task.sample(prompts, generator=generator_for(seed, purpose), dtype=torch.float64)  # pyright: ignore
-
-
 def _batches(task: Task, prompts: int, seed: int) -> Iterator[Batch]:
     generator = generator_for(seed, "probe")
     for start in range(0, prompts, _CHUNK):
         yield task.sample(min(_CHUNK, prompts - start), generator=generator, dtype=torch.float64)
 
-
-def _flat(values: Predictions) -> Float[np.ndarray, " prompt"]:
-    return values.reshape(-1).numpy()

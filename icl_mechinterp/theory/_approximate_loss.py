@@ -63,7 +63,7 @@ def solution_manifold(gamma: Numbers, d: Numbers, L: Numbers, noise: Numbers) ->
     Raises:
         ConfigError: γ not positive, d or L below 1, or a negative noise.
     """
-    return gamma / 2 / (gamma**2 + (1 + noise) / L * np.sinh(d * gamma**2))
+    return 1 / (2 * gamma * (1 + (1 + noise) * _mean_overlap(gamma, d) / L))
 
 
 @of_scale
@@ -75,7 +75,7 @@ def manifold_loss(gamma: Numbers, d: Numbers, L: Numbers, noise: Numbers) -> Num
     Raises:
         ConfigError: γ not positive, d or L below 1, or a negative noise.
     """
-    return 1 + noise - 1 / (1 + (1 + noise) * np.sinh(d * gamma**2) / (L * gamma**2))
+    return 1 + noise - 1 / (1 + (1 + noise) * _mean_overlap(gamma, d) / L)
 
 
 def single_head_optimum(d: Number, L: Number, noise: Number) -> tuple[float, float]:
@@ -91,6 +91,12 @@ def single_head_optimum(d: Number, L: Number, noise: Number) -> tuple[float, flo
     """
     d, _, ratio = _problem(d, L, noise)
     return 1 / math.sqrt(d), math.sqrt(d) / (1 + math.e * ratio * d)
+
+
+def _mean_overlap(gamma: Numbers, d: Numbers) -> Numbers:
+    """sinh(d γ²)/γ², which tends to d as γ -> 0 and may be infinite."""
+    with np.errstate(over="ignore"):
+        return np.sinh(d * gamma**2) / gamma**2
 
 
 def _problem(d: Number, L: Number, noise: Number) -> tuple[float, float, float]:

@@ -102,10 +102,21 @@ def _elementwise(formula: Callable[..., Numbers]) -> Callable[..., Numbers]:
     @wraps(formula)
     def checked(*args: Any, **kwargs: Any) -> Numbers:
         given = signature.bind(*args, **kwargs).arguments
-        result = formula(**{name: as_numbers(name, value) for name, value in given.items()})
+        values = {name: as_numbers(name, value) for name, value in given.items()}
+        _require_broadcast(values)
+        result = formula(**values)
         return result if np.ndim(result) else float(result)
 
     return checked
+
+
+def _require_broadcast(values: dict[str, Numbers]) -> None:
+    shapes = {name: np.shape(value) for name, value in values.items()}
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError as error:
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ConfigError(f"arrays must broadcast; got shapes {listed}. Give them axes that match.") from error
 
 
 def as_numbers(name: str, value: NumbersLike) -> Numbers:

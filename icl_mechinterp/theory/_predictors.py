@@ -43,7 +43,7 @@ def _predictor(predict: Callable[Concatenate[Tensor, P], Tensor]) -> Predictor[P
     def on_either(z: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
         if isinstance(z, torch.Tensor):
             return predict(z.double(), *args, **kwargs)
-        return predict(torch.from_numpy(np.array(as_array("z", z))), *args, **kwargs).numpy()
+        return predict(torch.from_numpy(np.array(z, dtype=np.float64, order="C")), *args, **kwargs).numpy()
 
     return cast(Predictor[P], on_either)
 

@@ -1,7 +1,7 @@
 """Checkpoints: safetensors beside a small JSON that is written last. No valid JSON, no checkpoint.
 
-    checkpoints/step-00002000.safetensors   parameters by name [seed ...], optimiser moments, generator bytes
-    checkpoints/step-00002000.json          schema, step, sha256 of the other file, what the loop needs to go on
+checkpoints/step-00002000.safetensors   parameters by name [seed ...], optimiser moments, generator bytes
+checkpoints/step-00002000.json          schema, step, sha256 of the other file, what the loop needs to go on
 """
 
 import hashlib
@@ -65,7 +65,9 @@ class Checkpoint:
         state.generator_states = self.tensors["generator.states"].clone()
         state.window_loss = self.tensors["window.loss"].clone()
         state.window_steps = int(self.record["window_steps"])
-        moments = {n.removeprefix("optimizer."): t.clone() for n, t in self.tensors.items() if n.startswith("optimizer.")}
+        moments = {
+            n.removeprefix("optimizer."): t.clone() for n, t in self.tensors.items() if n.startswith("optimizer.")
+        }
         if moments:
             state.optimizer.state[state.stack.flat].update(moments)
 
@@ -122,7 +124,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
         record = json.loads(sidecar.read_bytes())
         version, step, digest = record["schema_version"], record["step"], record["sha256"]
     except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{sidecar} is torn or not a checkpoint's record ({error}). Use an earlier checkpoint.") from error
+        raise RunError(
+            f"{sidecar} is torn or not a checkpoint's record ({error}). Use an earlier checkpoint."
+        ) from error
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise RunError(
             f"{sidecar} has schema version {version!r}; this version reads up to {SCHEMA_VERSION}. Upgrade "

@@ -107,7 +107,9 @@ class TrainState:
 
     def take_window(self) -> Float[torch.Tensor, " seed"]:
         """Mean training loss per seed since the last call; NaN before the first step."""
-        mean = self.window_loss / self.window_steps if self.window_steps else torch.full_like(self.window_loss, torch.nan)
+        mean = (
+            self.window_loss / self.window_steps if self.window_steps else torch.full_like(self.window_loss, torch.nan)
+        )
         self.window_loss, self.window_steps = torch.zeros_like(self.window_loss), 0
         return mean
 
