@@ -28,7 +28,7 @@ def psd_root(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]
 
 
 def ridge_solve(
-    design: Float[Tensor, "*batch sample d"], labels: Float[Tensor, "*batch sample out"], penalty: float
+    design: Float[Tensor, "*batch sample d"], labels: Float[Tensor, "*batch sample out"], penalty: float | int
 ) -> Float[Tensor, "*batch d out"]:
     """Coefficients W of ridge regression, argmin ||design W - labels||^2 + penalty ||W||^2.
 

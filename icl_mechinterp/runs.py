@@ -9,6 +9,7 @@ checkpoints/    step-XXXXXXXX.safetensors and .json
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from .errors import ConfigError, RunError
 from .models import attention_only
 from .results import ProbeReport
 from .tasks import Task, task_from_dict
-from .training import Checkpoint, latest_checkpoint, load_checkpoint, saved_steps
+from .training import Checkpoint, latest_checkpoint, load_checkpoint, resolve_seeds, saved_steps
 
 SCHEMA_VERSION = 1
 
@@ -82,13 +83,14 @@ class Run:
         """
         folder = self.path / "checkpoints"
         if step is not None and step not in self.steps:
-            saved = ", ".join(map(str, self.steps)) or "none"
-            raise RunError(f"step {step} was not saved in {self.path}; saved steps: {saved}. Choose one of these.")
+            saved = ", ".join(map(str, self.steps))
+            advice = f"saved steps: {saved}. Choose one of these." if saved else "it has no checkpoint yet."
+            raise RunError(f"step {step} was not saved in {self.path}; {advice}")
         found = latest_checkpoint(folder) if step is None else load_checkpoint(folder / f"step-{step:08d}.json")
         if found is None:
             raise RunError(
-                f"{self.path} has no whole checkpoint: the run stopped before its first one. Start it again with "
-                "another --out, or delete the folder."
+                f"{self.path} has no whole checkpoint: the run stopped before its first one, or they were damaged. Train "
+                "it with --resume, or start again with another --out."
             )
         return found
 
@@ -137,22 +139,47 @@ def load_run(path: str | Path) -> Run:
         raise RunError(f"{path} {what}. Name a folder that `icl-mechinterp train` wrote.")
     try:
         config = yaml.safe_load(file.read_text("utf-8"))
-        version = config["schema_version"]
-        task_from_dict(config["task"])
-        for section in ("seeds", "model", "training"):
-            config[section]
-    except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError, ConfigError) as error:
-        raise RunError(f"{file} is not the config of a run ({type(error).__name__}: {error}).") from error
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise RunError(
+            f"{file} cannot be read: {' '.join(str(error).split())}. Restore it, or name another run."
+        ) from error
+    version = config.get("schema_version") if isinstance(config, dict) else None
+    # before anything else is looked at: a later version may describe its run in other words
+    if isinstance(version, int) and version > SCHEMA_VERSION:
         raise RunError(
             f"{path} has schema version {version!r}; this version reads up to {SCHEMA_VERSION}. Upgrade icl-mechinterp "
             "to read it."
         )
+    _require_whole(config, file)
     return Run(path, config)
 
 
+def _require_whole(config: Any, file: Path) -> None:
+    """Checks what every reader of a run relies on."""
+    kinds = {"schema_version": int, "task": dict, "model": dict, "training": dict, "seeds": list}
+    for name, kind in kinds.items():
+        value = config.get(name) if isinstance(config, dict) else None
+        if not isinstance(value, kind):
+            raise RunError(
+                f"{file} is not the config of a run: {name} is {value!r}. Name a folder that `icl-mechinterp train` wrote."
+            )
+    try:
+        task_from_dict(config["task"])
+        resolve_seeds(config["seeds"])
+    except ConfigError as error:
+        raise RunError(f"{file} is not the config of a run: {error} Restore it, or name another run.") from error
+
+
 def build_model(task: Task, settings: dict[str, Any], *, seed: int) -> HookedTransformer:
-    """A model as the `model` section of a config describes it, freshly initialised."""
+    """A model as the `model` section of a config describes it, freshly initialised.
+
+    Raises:
+        ConfigError: a missing or unknown setting, or a value that cannot be used; fields are named `model.n_heads`.
+    """
+    try:
+        signature(attention_only).bind(task, **settings, seed=seed)
+    except TypeError as error:
+        raise ConfigError(f"model does not describe a model: {error}. Correct the section.", field="model") from error
     try:
         return attention_only(task, **settings, seed=seed)
     except ConfigError as error:
@@ -168,10 +195,24 @@ def read_reports(file: Path) -> tuple[ProbeReport, ...]:
     if not file.is_file():
         return ()
     lines = file.read_bytes().split(b"\n")
-    reports = []
-    for number, line in enumerate(lines[:-1], start=1):  # a whole file ends with a newline: the last piece is torn
-        try:
-            reports.append(ProbeReport.from_dict(json.loads(line)))
-        except json.JSONDecodeError as error:
-            raise RunError(f"{file}, line {number}, is not JSON ({error}). The file was changed by hand.") from error
-    return tuple(reports)
+    # a whole file ends with a newline: the last piece is torn
+    return tuple(_read_report(line, f"{file}, line {number}") for number, line in enumerate(lines[:-1], start=1))
+
+
+def _read_report(line: bytes, where: str) -> ProbeReport:
+    try:
+        record = json.loads(line, parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise RunError(f"{where}, is not JSON ({error}). The file was changed by hand: restore it.") from error
+    if not isinstance(record, dict):
+        raise RunError(
+            f"{where}, is a {type(record).__name__}, not a report. The file was changed by hand: restore it."
+        )
+    try:
+        return ProbeReport.from_dict(record)
+    except RunError as error:
+        raise RunError(f"{where}: {error}") from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")

@@ -7,7 +7,9 @@ os.environ.setdefault("WANDB_MODE", "offline")
 
 from jaxtyping import install_import_hook
 
-install_import_hook("icl_mechinterp", "beartype.beartype")
+import tests.typechecking  # noqa: F401  # the hook finds the checker by its path
+
+install_import_hook("icl_mechinterp", "tests.typechecking.check")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

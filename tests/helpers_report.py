@@ -53,9 +53,7 @@ def write_history(path: Path, seeds: Sequence[int], n_steps: int, *, spoil: floa
     labels = {"seed": list(seeds), "key": _NAMES, "query": _NAMES, "token": _NAMES, "out": ["y"]}
     heads = dict.fromkeys(("omega", "mu", "share"), ("layer", "head"))
     circuits = History(path / "history.zarr", "circuits", dims=dims, labels=labels)
-    metrics = History(
-        path / "history.zarr", "metrics", dims={"loss": (), **heads}, labels={"seed": list(seeds)}
-    )
+    metrics = History(path / "history.zarr", "metrics", dims={"loss": (), **heads}, labels={"seed": list(seeds)})
     for index in range(n_steps):
         grown = 1 / (1 + np.exp(-(index - 12) / 2.5))
         generator = np.random.default_rng(index)
@@ -71,12 +69,14 @@ def write_history(path: Path, seeds: Sequence[int], n_steps: int, *, spoil: floa
 
 
 def make_report(
-    *, seed: int = 0, step: int = 19_500, algorithm: str = "debiased gradient descent", verdict: str | None = None
+    *, seed: int = 0, step: int = 19_500, algorithm: str = "none", verdict: str | None = None
 ) -> ProbeReport:
-    """A report with measurements of every status."""
+    """A report with measurements of every status; odd seeds have their negative head first, as in `write_history`."""
+    sign = 1 if seed % 2 == 0 else -1
+    labels = ("positive", "negative")[::sign]
     heads = (
-        HeadVerdict(0, 0, "positive", 0.1482, 2.93, 0.499, 0.494),
-        HeadVerdict(0, 1, "negative", -0.1491, -2.92, 0.501, 0.496),
+        HeadVerdict(0, 0, labels[0], sign * 0.1482, sign * 2.93, 0.499, 0.494),
+        HeadVerdict(0, 1, labels[1], sign * -0.1491, sign * -2.92, 0.501, 0.496),
     )
     judged = Measurement.judged
     structure = (

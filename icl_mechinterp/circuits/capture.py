@@ -28,13 +28,13 @@ class Snapshot:
 
     Attributes:
         circuits: KQ and OV.
-        attention: the query's attention to the context tokens, `[layer head batch pos]`.
+        attention: the query's attention to the context tokens, `[layer head prompt pos]`.
         prediction: of the hooked model on the fixed prompts, `[batch out]`.
         kq_gradient, ov_gradient: gradient of the mean squared error on the fixed prompts; `None` unless asked for.
     """
 
     circuits: Circuits
-    attention: Float[torch.Tensor, "layer head batch pos"]
+    attention: Float[torch.Tensor, "layer head prompt pos"]
     prediction: Predictions
     kq_gradient: HeadKQ | None = None
     ov_gradient: HeadOV | None = None
@@ -88,8 +88,8 @@ class Capture:
     def _gradients(
         self,
         prediction: Predictions,
-        scores: Float[torch.Tensor, "batch head query key"],
-        pattern: Float[torch.Tensor, "batch head query key"],
+        scores: Float[torch.Tensor, "batch head query_pos key_pos"],
+        pattern: Float[torch.Tensor, "batch head query_pos key_pos"],
     ) -> tuple[HeadKQ, HeadOV]:
         """Gradients of the collapsed circuits; the parameters' own `.grad` is left alone.
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool
 from transformer_lens import HookedTransformer
 
-from .._types import HeadKQ, HeadOV
+from .._types import Checked, HeadKQ, HeadOV
 from ..models import Coordinates, HeadWeights, collapse, resolve_coordinates
 from ..models import _tl as tl
 from ..tasks import Task
@@ -59,7 +59,7 @@ class Circuits:
         return mask
 
 
-def circuits(model: HookedTransformer, task: Task, *, coordinates: Coordinates | None = None) -> Circuits:
+def circuits(model: Checked[HookedTransformer], task: Task, *, coordinates: Coordinates | None = None) -> Circuits:
     """The KQ and OV circuits of every head.
 
     Args:

@@ -5,8 +5,11 @@ so a kill leaves at worst rows that no step claims; a reader cuts them off, and 
 local store renames every chunk into place but does not fsync; `sync` does, before a checkpoint that relies on it.
 """
 
+import errno
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,18 @@ from ..errors import RunError
 
 SCHEMA_VERSION = 1
 _STEPS_PER_CHUNK = 32
+_FORMAT = 3  # never 2: its arrays may name a pickle filter, and reading one would execute it
+_DAMAGE = (
+    OSError,
+    KeyError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    RuntimeError,
+    zarr.errors.BaseZarrError,
+)
+"""What zarr and its codecs raise on files that were torn, altered or deleted."""
 
 
 class History:
@@ -29,6 +44,9 @@ class History:
         group: name of the group in it.
         dims: names of the axes after `seed` and `step`, per array.
         labels: coordinate labels per axis name, stored as attributes.
+
+    Raises:
+        RunError: what is there already is not a history, or is damaged.
     """
 
     def __init__(
@@ -36,9 +54,13 @@ class History:
     ) -> None:
         self.path, self.name, self.dims = path, group, {name: tuple(axes) for name, axes in dims.items()}
         self._rows: list[tuple[int, dict[str, np.ndarray]]] = []
-        store = zarr.open_group(str(path), mode="a")
-        self._group = store.require_group(group)
-        self._group.attrs.update({"schema_version": SCHEMA_VERSION, "labels": {k: list(v) for k, v in labels.items()}})
+        self._remove_leftovers()
+        attributes = {"schema_version": SCHEMA_VERSION, "labels": {k: list(v) for k, v in labels.items()}}
+        with _damage_told(path / group):
+            zarr.open_group(str(path), mode="a", zarr_format=_FORMAT)
+            # attributes in the one write that creates the group: a kill leaves no group without them
+            self._group = zarr.open_group(str(path / group), mode="a", zarr_format=_FORMAT, attributes=attributes)
+            _require_schema(self._group, path / group)
 
     def add(self, step: int, values: Mapping[str, np.ndarray]) -> None:
         """Buffers one row: arrays `[seed ...]` by name, all that were announced."""
@@ -62,10 +84,21 @@ class History:
         self._rows.clear()
 
     def cut(self, length: int) -> None:
-        """Drops all rows from `length` on, and what is buffered."""
+        """Drops all rows from `length` on, and what is buffered.
+
+        Raises:
+            RunError: there are fewer rows than that.
+        """
         self._rows.clear()
-        if "step" in self._group:
-            self._array("step", np.empty(0, np.int64), ("step",)).resize((length,))
+        with _damage_told(self.path / self.name):
+            rows = len(self)
+            if rows < length:
+                raise RunError(
+                    f"{self.path / self.name} holds {rows} rows, and {length} were written before the checkpoint: rows "
+                    "were deleted or damaged. Restore the folder, or start again with another --out."
+                )
+            if "step" in self._group:
+                self._array("step", np.empty(0, np.int64), ("step",)).resize((length,))
 
     def sync(self) -> None:
         """Makes what was flushed survive a power failure."""
@@ -80,6 +113,11 @@ class History:
     def __len__(self) -> int:
         """Number of rows on disk."""
         return _length(self._group)
+
+    def _remove_leftovers(self) -> None:
+        """zarr's temporary files, left by a kill while it wrote one."""
+        for file in (self.path / self.name).rglob("*.partial"):
+            file.unlink(missing_ok=True)
 
     def _array(self, name: str, block: np.ndarray, dims: tuple[str, ...]) -> zarr.Array:
         if name not in self._group:
@@ -100,34 +138,53 @@ class History:
 def read_group(path: Path, group: str) -> xr.Dataset:
     """A group as a labelled dataset in memory, cut back to its last whole row.
 
+    A group that is not there yet, because the run was killed in its first moment, is an empty dataset.
+
     Raises:
-        RunError: there is no such group, it is not readable, or of a newer schema.
+        RunError: it is not readable, or of a newer schema.
     """
-    try:
-        stored = zarr.open_group(str(path / group), mode="r")
-        version = stored.attrs.get("schema_version")
-        if not isinstance(version, int) or version > SCHEMA_VERSION:
-            raise RunError(
-                f"{path / group} has schema version {version!r}; this version reads up to {SCHEMA_VERSION}. Upgrade "
-                "icl-mechinterp to read it."
-            )
+    if not (path / group / "zarr.json").exists():
+        return xr.Dataset(coords={"step": np.empty(0, np.int64)})
+    with _damage_told(path / group):
+        stored = zarr.open_group(str(path / group), mode="r", zarr_format=_FORMAT)
+        _require_schema(stored, path / group)
         length = _length(stored)
         labels = dict(stored.attrs["labels"])  # pyright: ignore[reportArgumentType, reportCallIssue]
-        variables = {name: _read(array, length) for name, array in stored.arrays() if name != "step"}
+        variables = {name: _read(array, length) for name, array in _arrays(stored) if name != "step"}
         steps = np.asarray(stored["step"][:length]) if length else np.empty(0, np.int64)  # pyright: ignore
-    except (FileNotFoundError, KeyError, ValueError, OSError, zarr.errors.BaseZarrError) as error:
-        if isinstance(error, RunError):
+        used = {dim for dims, _ in variables.values() for dim in dims}
+        coords = {"step": steps} | {dim: label for dim, label in labels.items() if dim in used}
+        return xr.Dataset(variables, coords=coords)
+
+
+@contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    """Whatever zarr says of damaged files, as one message; a disk that fails is told as such by the caller."""
+    try:
+        yield
+    except RunError:
+        raise
+    except _DAMAGE as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
         raise RunError(
-            f"{path / group} cannot be read as a history ({type(error).__name__}: {error}). The folder is not a run, or "
-            "was damaged; a run can be resumed from its last checkpoint."
+            f"{path} cannot be read as a history ({type(error).__name__}: {error}): it was damaged or is not one. "
+            "Restore the folder, or train again with another --out."
         ) from error
-    used = {dim for dims, _ in variables.values() for dim in dims}
-    coords = {"step": steps} | {dim: label for dim, label in labels.items() if dim in used}
-    return xr.Dataset(variables, coords=coords)
+
+
+def _require_schema(group: zarr.Group, path: Path) -> None:
+    version = group.attrs.get("schema_version")
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise RunError(
+            f"{path} has schema version {version!r}; this version reads up to {SCHEMA_VERSION}. Upgrade icl-mechinterp "
+            "to read it."
+        )
 
 
 def _read(array: zarr.Array, length: int) -> tuple[tuple[str, ...], np.ndarray]:
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"{array.path} holds {array.dtype}, not numbers")
     dims = tuple(str(name) for name in array.metadata.dimension_names)  # pyright: ignore
     return dims, np.asarray(array[:, :length])
 
@@ -139,4 +196,11 @@ def _length(group: zarr.Group) -> int:
     steps = np.asarray(group["step"][:])  # pyright: ignore
     torn = np.flatnonzero((steps < 0) | (np.diff(steps, prepend=-1) <= 0))
     whole = int(torn[0]) if len(torn) else len(steps)
-    return min([whole, *(array.shape[1] for name, array in group.arrays() if name != "step")])
+    return min([whole, *(array.shape[1] for name, array in _arrays(group) if name != "step")])
+
+
+def _arrays(group: zarr.Group) -> Iterator[tuple[str, zarr.Array]]:
+    """The group's arrays; a folder that a kill left without its metadata is none, and zarr would warn of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Object at .* is not recognized", category=UserWarning)
+        yield from list(group.arrays())

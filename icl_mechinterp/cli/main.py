@@ -4,8 +4,10 @@ Exit status: 0 when the command did its work, 1 when a probe failed and --strict
 after Ctrl-C. A mistake is one message on stderr; results go to stdout, progress to stderr.
 """
 
+import shlex
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from ..experiment import ExperimentConfig
     from ..results import ProbeReport
     from ..runs import Run
 
@@ -38,11 +41,11 @@ def demo(
     strict: StrictOption = False,
 ) -> None:
     """Two heads, end to end: train, capture, probe, write a page."""
-    with user_errors():
+    folder = _free(Path("runs/demo")) if out is None else out
+    with user_errors(go_on=["train", "demo", "--out", str(folder), "--resume"]):
         from ..experiment import load_config
         from .show import say
 
-        folder = _free(Path("runs/demo")) if out is None else out
         say("Training a two-head attention-only HookedTransformer on in-context linear regression.")
         say("Its seed was chosen: about one in four seeds ends with two heads of one sign instead (see the README).")
         run = _train(load_config("demo"), folder, resume=False)
@@ -53,7 +56,9 @@ def demo(
 
 @app.command()
 def train(
-    config: Annotated[str, typer.Argument(help="a YAML file, or the name of a shipped config such as two_head")],
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="a YAML file, or the name of a shipped config such as two_head")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="as in the file: task.d=8 seeds=8")
     ] = None,
@@ -64,14 +69,15 @@ def train(
     strict: StrictOption = False,
 ) -> None:
     """Train what a config describes, with captures and probes on the way."""
-    with user_errors():
+    folder = Path("runs") / Path(config).stem if out is None else out
+    with user_errors(go_on=["train", config, *(overrides or []), "--out", str(folder), "--resume"]):
         from ..experiment import load_config
         from .show import say
 
-        folder = Path("runs") / Path(config).stem if out is None else out
         run = _train(load_config(config, overrides or []), folder, resume=resume)
-        say(f"\nThe run is in {folder}. For its page: icl-mechinterp report {folder}")
-    _finish([*run.final_reports], strict)
+        say(f"\nThe run is in {folder}. For its page: icl-mechinterp report {shlex.quote(str(folder))}")
+        reports = run.final_reports
+    _finish(reports, strict)
 
 
 @app.command()
@@ -118,10 +124,12 @@ def report(
         say(f"{_page([load_run(path) for path in runs], out)}")
 
 
-def _train(config, folder: Path, *, resume: bool) -> "Run":
+def _train(config: "ExperimentConfig", folder: Path, *, resume: bool) -> "Run":
     from ..experiment import run as run_experiment
-    from .show import print_report, print_seeds
+    from .show import print_report, print_seeds, say
 
+    if resume and _is_finished(folder, config.training.steps):
+        say(f"The run in {folder} is finished: all {config.training.steps:,} steps are done, nothing is left to train.")
     run = run_experiment(config, out=folder, resume=resume)
     reports = run.final_reports
     if len(reports) > 1:
@@ -132,12 +140,19 @@ def _train(config, folder: Path, *, resume: bool) -> "Run":
     return run
 
 
+def _is_finished(folder: Path, steps: int) -> bool:
+    from ..training import latest_checkpoint
+
+    checkpoint = latest_checkpoint(folder / "checkpoints")
+    return checkpoint is not None and checkpoint.step == steps
+
+
 def _page(runs: "list[Run]", out: Path | None) -> Path:
     from ..experiment import theory_lines
     from ..reporting import render_report
 
     target = runs[0].path / "report.html" if out is None else out
-    render_report(runs, theory_lines=theory_lines(runs[0].task), out=target)
+    render_report(runs, theory_lines=[theory_lines(run.task) for run in runs], out=target)
     return target
 
 
@@ -145,18 +160,20 @@ def _find_run(path: Path, step: int | None) -> "tuple[Run, int | None]":
     """A run from its folder or from one of its checkpoint files, and the step that the file names."""
     from ..errors import RunError
     from ..runs import load_run
+    from ..training import step_of
 
-    if not path.is_file():
+    named = step_of(path)
+    if path.is_dir() or (named is None and not path.exists()):
         return load_run(path), step
-    digits = path.stem.removeprefix("step-")
-    if path.suffix not in (".safetensors", ".json") or not digits.isdigit():
+    if named is None:
         raise RunError(
             f"{path} is not a checkpoint of a run (those are named step-00005000.safetensors). Name a run folder or one "
             "of its checkpoints."
         )
-    if step is not None and step != int(digits):
-        raise RunError(f"{path} is the checkpoint of step {int(digits)}, and --step {step} was given. Leave one out.")
-    return load_run(path.parent.parent), int(digits)
+    if step is not None and step != named:
+        raise RunError(f"{path} is the checkpoint of step {named}, and --step {step} was given. Leave one out.")
+    folder = path.absolute().parent.parent  # absolute, because the path may be the bare name of the file
+    return load_run(folder), named
 
 
 def _free(path: Path) -> Path:
@@ -168,24 +185,53 @@ def _free(path: Path) -> Path:
     return free
 
 
-def _finish(reports: "list[ProbeReport]", strict: bool) -> None:
+def _finish(reports: "Sequence[ProbeReport]", strict: bool) -> None:
     if strict and not all(report.passed for report in reports):
         raise typer.Exit(1)
 
 
 @contextmanager
-def user_errors() -> Iterator[None]:
-    """Turns a user's mistake into one message and status 2, and Ctrl-C into status 130."""
+def user_errors(go_on: Sequence[str] = ()) -> Iterator[None]:
+    """Turns a user's mistake into one message and status 2, and Ctrl-C into status 130.
+
+    Args:
+        go_on: the command that goes on where Ctrl-C stopped, for commands that can.
+    """
     from ..errors import UserError
 
     try:
-        yield
+        with _plain_warnings():
+            yield
     except UserError as error:
-        print(f"icl-mechinterp: {error}", file=sys.stderr)  # noqa: T201
+        _tell(str(error))
         raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        print(  # noqa: T201
-            "icl-mechinterp: interrupted. What was trained is checkpointed; go on with the same command and --resume.",
-            file=sys.stderr,
-        )
+    except BrokenPipeError:  # `... | head` has seen enough; click ends quietly
+        raise
+    except OSError as error:  # the files of the user's, not ours: unreadable, on a broken or full disk
+        named = f"{error.filename} " if error.filename else ""
+        _tell(f"{named}could not be read or written ({error.strerror or error}). Check the path, its rights and the disk.")
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt as interrupt:
+        told = str(interrupt) or "interrupted."
+        _tell(f"{told}\nThe command: icl-mechinterp {shlex.join(go_on)}" if go_on and str(interrupt) else told)
         raise typer.Exit(130) from None
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Our own warnings (a tracker that failed) as one line, without the source line that Python adds."""
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message, category, filename, lineno, file=None, line=None) -> None:
+            if issubclass(category, RuntimeWarning) and "icl_mechinterp" in filename:
+                _tell(f"warning: {message}")
+            else:
+                shown(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield
+
+
+def _tell(message: str) -> None:
+    print(f"icl-mechinterp: {message}", file=sys.stderr)  # noqa: T201

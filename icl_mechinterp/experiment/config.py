@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from transformer_lens import HookedTransformer
 
 from ..errors import ConfigError, nearest
+from ..models import reason_not_fused
+from ..probes import PROBES
 from ..runs import build_model
 from ..tasks import Task, task_from_dict
 from ..training import Settings, resolve_seeds
@@ -97,9 +99,38 @@ class ExperimentConfig(_Section):
         Raises:
             ConfigError: from whatever part refuses its values.
         """
-        build_model(self.make_task(), self.model.model_dump(), seed=0)
+        model = build_model(self.make_task(), self.model.model_dump(), seed=0)
         self.settings(1)
         resolve_seeds(self.seeds)
+        self._require_probes()
+        self.require_trainable(model)
+
+    def _require_probes(self) -> None:
+        for name in self.probes:  # now, not at the first checkpoint
+            if name not in PROBES:
+                raise ConfigError(
+                    f"probes has '{name}', and there is no such probe; choose from {', '.join(PROBES)}."
+                    f"{nearest(name, PROBES)}",
+                    field="probes",
+                )
+
+    def require_trainable(self, model: HookedTransformer) -> None:
+        """Checks that the training section can be carried out on a model, before a folder is created for it.
+
+        Raises:
+            ConfigError: an engine that cannot express the model, or gradients that cannot be recorded of it.
+        """
+        reason = reason_not_fused(model)
+        if self.training.engine == "fused" and reason is not None:
+            raise ConfigError(
+                f"training.engine is 'fused', which cannot express this model: {reason}. Set training.engine to 'hooked'.",
+                field="training.engine",
+            )
+        if self.training.gradients and model.cfg.n_layers > 1:
+            raise ConfigError(
+                f"training.gradients is for one-layer models; this one has {model.cfg.n_layers} layers. Leave it out.",
+                field="training.gradients",
+            )
 
     def make_task(self) -> Task:
         return task_from_dict(self.task)
@@ -167,10 +198,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}. Correct the file.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror or error}). Name another config file.") from error
     if not isinstance(values, dict):
         kind = "empty" if values is None else f"a {type(values).__name__}"
-        raise ConfigError(f"{path} must hold a mapping with the keys task, model, training, seeds; it is {kind}.")
+        raise ConfigError(
+            f"{path} must hold a mapping with the keys {', '.join(ExperimentConfig.model_fields)}; it is {kind}."
+        )
     return values
 
 
@@ -181,12 +216,18 @@ def _override(values: dict[str, Any], override: str) -> None:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"the value of {key} is not YAML: {text!r}.", field=key) from error
+        raise ConfigError(f"the value of {key} is not YAML: {text!r}. Quote it, or correct it.", field=key) from error
     *path, last = key.split(".")
     for part in path:
-        values = values.setdefault(part, {})
+        if values.get(part) is None:  # left out, or a heading with nothing under it
+            values[part] = {}
+        values = values[part]
         if not isinstance(values, dict):
-            raise ConfigError(f"{key} cannot be set: '{part}' is not a section of the config.", field=key)
+            raise ConfigError(
+                f"{key} cannot be set: '{part}' is {values!r}, not a section of the config. Sections are task, model and "
+                "training.",
+                field=key,
+            )
     values[last] = value
 
 
@@ -208,12 +249,26 @@ def _as_config_error(error: ValidationError) -> ConfigError:
             f"seeds must be a number of seeds or a list of whole numbers; got {finding['input']!r}.", field="seeds"
         )
     field = ".".join(path)
+    sections = {"model": ModelConfig, "training": TrainingConfig}
     if finding["type"] == "extra_forbidden":
-        section = {"model": ModelConfig, "training": TrainingConfig}.get(path[0], ExperimentConfig)
-        known = list(section.model_fields)
+        known = list(sections.get(path[0], ExperimentConfig).model_fields)
         return ConfigError(
             f"{field} is not a setting; known here are {', '.join(known)}.{nearest(path[-1], known)}", field=field
         )
     if finding["type"] == "missing":
         return ConfigError(f"{field} is missing; give it in the config.", field=field)
-    return ConfigError(f"{field}: {finding['msg'].lower()}; got {finding['input']!r}.", field=field)
+    if field in sections or field == "task":
+        keys = f" with keys such as {', '.join(list(sections[field].model_fields)[:3])}" if field in sections else ""
+        return ConfigError(f"{field} must be a section{keys}; got {finding['input']!r}.", field=field)
+    wanted = _WANTED.get(finding["type"], finding["msg"].lower().removeprefix("input should be "))
+    return ConfigError(f"{field} must be {wanted}; got {finding['input']!r}.", field=field)
+
+
+_WANTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a name",
+    "list_type": "a list",
+}
+"""pydantic's findings by type, in our words; the others' own words follow `must be`."""

@@ -17,7 +17,7 @@ import torch
 
 from .. import theory
 from ..circuits import Capture, History, Snapshot
-from ..errors import TrainingError
+from ..errors import RunError, TrainingError
 from ..models import _tl as tl
 from ..models import collapse, fused_prediction, hooked_prediction, reason_not_fused
 from ..probes import probe, probe_circuits
@@ -26,7 +26,7 @@ from ..probes.structure import signal_variance
 from ..results import ProbeReport
 from ..tasks import Task, generator_for
 from ..tracking import Progress, Tracker
-from ..training import Checkpoint, Settings, TrainState, save_checkpoint
+from ..training import Checkpoint, NonFiniteLoss, Settings, TrainState, save_checkpoint
 
 CHECKPOINT_PROMPTS = 2_000
 FINAL_PROMPTS = 100_000
@@ -77,9 +77,10 @@ class Recorder:
         """Circuits, attention and weight probes of every seed; one row of the history.
 
         Raises:
+            NonFiniteLoss: circuits or predictions are no numbers any more, so the next loss cannot be one.
             TrainingError: the fused engine and the hooked model disagree.
         """
-        snapshots = [self.capture(model) for model in state.stack.models]
+        snapshots = self._finite_snapshots(state)
         reports = [probe_circuits(snapshot.circuits, self.task) for snapshot in snapshots]
         losses = state.take_window().numpy()
         metrics = {"loss": losses, "engine_gap": self._engine_gap(state, snapshots)}
@@ -97,7 +98,12 @@ class Recorder:
         self._report_progress(state, losses, reports)
 
     def on_checkpoint(self, state: TrainState) -> None:
-        """Probes of every seed with a small function check, then a checkpoint."""
+        """Probes of every seed with a small function check, then a checkpoint.
+
+        Raises:
+            NonFiniteLoss: as `on_capture`; no checkpoint is written, so the newest one stays good.
+        """
+        self._finite_snapshots(state)
         last = state.step == self.settings.steps
         prompts = max(CHECKPOINT_PROMPTS, FINAL_PROMPTS // len(self.seeds)) if last else CHECKPOINT_PROMPTS
         for seed, model in zip(self.seeds, state.stack.models, strict=True):
@@ -107,6 +113,18 @@ class Recorder:
 
     def save(self, state: TrainState) -> None:
         """Flushes and syncs everything recorded so far, then writes the checkpoint that vouches for it."""
+        length = self.flush()
+        lengths = {"metrics": len(self.metrics), "circuits": len(self.circuits), "reports": length}
+        extra = {
+            "config_digest": self.digest,
+            "lengths": lengths,
+            "engine": self.settings.engine,
+            "threads": self.settings.threads,
+        }
+        save_checkpoint(self.path / "checkpoints", state, extra)
+
+    def flush(self) -> int:
+        """Writes and syncs everything recorded so far; returns the length of the reports' file."""
         for history in (self.metrics, self.circuits):
             history.flush()
             history.sync()
@@ -117,23 +135,32 @@ class Recorder:
             os.fsync(file.fileno())
             length = file.tell()
         self._reports.clear()
-        lengths = {"metrics": len(self.metrics), "circuits": len(self.circuits), "reports": length}
-        extra = {
-            "config_digest": self.digest,
-            "lengths": lengths,
-            "engine": self.settings.engine,
-            "threads": self.settings.threads,
-        }
-        save_checkpoint(self.path / "checkpoints", state, extra)
+        return length
 
-    def cut_back(self, checkpoint: Checkpoint) -> None:
-        """Drops everything that was recorded after a checkpoint."""
-        lengths = checkpoint.record["lengths"]
+    def cut_back(self, checkpoint: Checkpoint | None) -> None:
+        """Drops everything that was recorded after a checkpoint; everything at all where there is none.
+
+        Raises:
+            RunError: less is there than was recorded before the checkpoint.
+        """
+        names = ("metrics", "circuits", "reports")
+        lengths = dict.fromkeys(names, 0) if checkpoint is None else checkpoint.record.get("lengths")
+        if not isinstance(lengths, Mapping) or not all(isinstance(lengths.get(name), int) for name in names):
+            raise RunError(
+                f"the record of the newest checkpoint in {self.path} does not say how long the history was: "
+                f"{lengths!r}. Restore it, or start again with another --out."
+            )
+        size = self._reports_file.stat().st_size if self._reports_file.exists() else 0
+        if size < lengths["reports"]:
+            raise RunError(
+                f"{self._reports_file} has {size} bytes, and {lengths['reports']} were written before the checkpoint: "
+                "reports were deleted. Restore the file, or start again with another --out."
+            )
         self.metrics.cut(lengths["metrics"])
         self.circuits.cut(lengths["circuits"])
-        if self._reports_file.exists():
+        if size > lengths["reports"]:
             os.truncate(self._reports_file, lengths["reports"])
-        self._clock = (time.monotonic(), checkpoint.step)
+        self._clock = (time.monotonic(), 0 if checkpoint is None else checkpoint.step)
 
     @property
     def _reports_file(self) -> Path:
@@ -162,6 +189,15 @@ class Recorder:
                 path, "circuits", dims={**matrices, "attention": ("layer", "head", "prompt", "pos")}, labels=labels
             ),
         )
+
+    def _finite_snapshots(self, state: TrainState) -> list[Snapshot]:
+        """One snapshot per seed, all of them numbers."""
+        snapshots = [self.capture(model) for model in state.stack.models]
+        seen = [(s.circuits.kq, s.circuits.ov, s.prediction) for s in snapshots]
+        bad = [seed for seed, arrays in enumerate(seen) if not all(bool(a.isfinite().all()) for a in arrays)]
+        if bad:
+            raise NonFiniteLoss(state.step + 1, bad, self.settings.lr)
+        return snapshots
 
     def _engine_gap(self, state: TrainState, snapshots: Sequence[Snapshot]) -> np.ndarray:
         """Largest difference between fused and hooked predictions, relative to their size; NaN for hooked training."""

@@ -14,11 +14,24 @@ from transformer_lens import HookedTransformer
 
 from ..errors import ConfigError, RunError
 from ..models import _tl as tl
+from ..models import resolve_coordinates
 from ..probes import PROBES
 from ..runs import SCHEMA_VERSION, Run, load_run
 from ..tasks import Task
 from ..tracking import ConsoleTracker, NullTracker, Tracker, guarded
-from ..training import Every, Settings, latest_checkpoint, resolve_seeds, run_loop, start_state, write_atomically
+from ..training import (
+    Every,
+    Interrupted,
+    NonFiniteLoss,
+    Settings,
+    latest_checkpoint,
+    remove_leftovers,
+    resolve_seeds,
+    run_loop,
+    saved_steps,
+    start_state,
+    write_atomically,
+)
 from ..training.schedule import Schedule
 from .config import ExperimentConfig, load_config
 from .recorder import Recorder, config_digest
@@ -75,7 +88,7 @@ def train(
         ConfigError: a value that cannot be used.
         RunError: `out` cannot be used as asked, or the disk is full; what was saved before stays.
         TrainingError: the loss is not a number, or the two engines disagree.
-        KeyboardInterrupt: after a checkpoint, when interrupted.
+        KeyboardInterrupt: after a checkpoint, when interrupted; the message says what is kept.
     """
     models = [model_or_models] if isinstance(model_or_models, HookedTransformer) else list(model_or_models)
     models = [tl.require_hooked_transformer(model) for model in models]
@@ -147,13 +160,20 @@ def _train(
     progress: bool,
 ) -> Run:
     seeds = resolve_seeds(config.seeds)
-    settings = config.settings(1 if len(models) <= _SMALL else os.cpu_count() or 1)
-    effective = _effective(config, settings, seeds)
+    for model in models:
+        resolve_coordinates(model, task)
+        config.require_trainable(model)
     owner = tempfile.TemporaryDirectory(prefix="icl-run-") if out is None else None
     path = Path(owner.name) / "run" if owner is not None else Path(str(out))
     reporter = guarded(tracker or (ConsoleTracker() if progress else NullTracker()))
+    before = _run_to_resume(path) if resume else None
+    settings = config.settings(_threads(models, before))
+    effective = _effective(config, settings, seeds)
+    if before is None:
+        _create_folder(path, effective)
+    else:
+        _require_same_config(before, effective)
     try:
-        _prepare_folder(path, effective, resume=resume)
         recorder = Recorder(
             path,
             task,
@@ -169,9 +189,11 @@ def _train(
         _run(models, task, config, settings, seeds, recorder, reporter, effective)
     except OSError as error:
         raise RunError(
-            f"{path} could not be written ({error.strerror or error}). What was saved before stays; make room or choose "
-            "another folder, then go on with --resume."
+            f"{error.filename or path} could not be read or written ({error.strerror or error}). What was saved before "
+            f"stays in {path}; mend that or make room, then go on with --resume."
         ) from error
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(_what_is_kept(path, owner is None)) from interrupt
     finished = load_run(path)
     return Run(finished.path, finished.config, owner)
 
@@ -191,7 +213,7 @@ def _run(
         checkpoint = latest_checkpoint(recorder.path / "checkpoints")
         if checkpoint is not None:
             checkpoint.restore(state)
-            recorder.cut_back(checkpoint)
+        recorder.cut_back(checkpoint)
         reporter.start(effective)
         if checkpoint is None:
             recorder.on_capture(state)
@@ -202,31 +224,68 @@ def _run(
         ]
         try:
             run_loop(state, task, settings, callbacks)
-        except KeyboardInterrupt:
+        except Interrupted:  # only then is the state whole; after a harder interrupt the newest checkpoint stands
             recorder.save(state)
             raise
+    except NonFiniteLoss as error:
+        recorder.flush()  # the way into divergence, for whoever wants to look at it; a resume would cut it off
+        steps = saved_steps(recorder.path / "checkpoints")
+        kept = f"The checkpoint of step {steps[-1]} is kept in {recorder.path}." if steps else error.kept
+        raise NonFiniteLoss(error.step, error.seeds, error.lr, kept=kept) from error
     finally:
         reporter.finish()
         state.stack.release()
 
 
-def _prepare_folder(path: Path, effective: Mapping[str, Any], *, resume: bool) -> None:
-    """Creates a new run folder with its config, or checks that an old one is the run to go on with.
+def _run_to_resume(path: Path) -> Run:
+    """The run to go on with, cleared of what a kill may have left half written.
 
     Raises:
-        RunError: a file, a foreign folder, a run without `resume`, or one with another config.
+        RunError: there is none.
     """
-    if path.is_file():
-        raise RunError(f"{path} is a file; a run needs a folder. Choose another --out.")
-    if resume and (path / "config.yaml").is_file():
-        _require_same_config(load_run(path), effective)
-        return
-    if path.is_dir() and any(path.iterdir()):
-        if (path / "config.yaml").is_file():
+    if not (path / "config.yaml").exists() and not path.is_file():
+        raise RunError(f"there is no run at {path} to resume. Check --out, or leave out --resume to start one.")
+    run = load_run(path)
+    for folder in (path, path / "checkpoints"):
+        remove_leftovers(folder)
+    return run
+
+
+def _create_folder(path: Path, effective: Mapping[str, Any]) -> None:
+    """Creates a new run folder with its config.
+
+    Raises:
+        RunError: a file, a folder with something in it, or one that cannot be written.
+    """
+    try:
+        if path.is_file():
+            raise RunError(f"{path} is a file; a run needs a folder. Choose another --out.")
+        if (path / "config.yaml").exists():
             raise RunError(f"{path} holds a run already. Go on with it by --resume, or choose another --out.")
-        raise RunError(f"{path} is not empty and holds no run. Choose another --out.")
-    path.mkdir(parents=True, exist_ok=True)
-    write_atomically(path / "config.yaml", yaml.safe_dump(dict(effective), sort_keys=False).encode())
+        path.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path)  # of a run that was killed while it wrote its config
+        if any(path.iterdir()):
+            raise RunError(f"{path} is not empty and holds no run. Choose another --out.")
+        write_atomically(path / "config.yaml", yaml.safe_dump(dict(effective), sort_keys=False).encode())
+    except OSError as error:
+        raise RunError(
+            f"the run folder {path} cannot be created ({error.strerror or error}). Choose another --out."
+        ) from error
+
+
+def _threads(models: Sequence[HookedTransformer], before: Run | None) -> int:
+    """Of a run whose config leaves them open; a resumed run keeps those it had, for others change the last bits."""
+    if before is not None and isinstance(before.config["training"].get("threads"), int):
+        return before.config["training"]["threads"]
+    return 1 if len(models) <= _SMALL else os.cpu_count() or 1
+
+
+def _what_is_kept(path: Path, lasting: bool) -> str:
+    """What a person who pressed Ctrl-C wants to know."""
+    if not lasting:
+        return "interrupted. The run was in a temporary folder and is gone; give `out` to keep the next one."
+    steps = saved_steps(path / "checkpoints")
+    return f"interrupted; {path} holds the run up to step {steps[-1] if steps else 0}. Go on with --resume."
 
 
 def _require_same_config(run: Run, effective: Mapping[str, Any]) -> None:

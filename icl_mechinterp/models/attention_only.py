@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from transformer_lens import HookedTransformer
 
-from .._types import HeadKQ, HeadOV
+from .._types import Checked, HeadKQ, HeadOV
 from ..errors import ConfigError
 from ..tasks import Task
 from . import _tl
@@ -22,12 +22,12 @@ from . import _tl
 
 def attention_only(
     task: Task,
-    n_heads: int,
+    n_heads: Checked[int],
     *,
-    n_layers: int = 1,
-    d_head: int | None = None,
-    scale: float | None = None,
-    init: Literal["uniform", "normal"] = "uniform",
+    n_layers: Checked[int] = 1,
+    d_head: Checked[int | None] = None,
+    scale: Checked[float | None] = None,
+    init: Checked[Literal["uniform", "normal"]] = "uniform",
     init_scale: float = 1.0,
     seed: int = 0,
 ) -> HookedTransformer:
@@ -120,7 +120,7 @@ def from_circuits(
     return model
 
 
-def _frozen(task: Task, n_heads: int, n_layers: int, d_head: int, scale: float) -> HookedTransformer:
+def _frozen(task: Task, n_heads: int, n_layers: int, d_head: int, scale: Checked[float]) -> HookedTransformer:
     """All weights zero but the read-out, which is fixed on the label slots."""
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not (math.isfinite(scale) and scale > 0):
         raise ConfigError(
@@ -142,8 +142,8 @@ def _frozen(task: Task, n_heads: int, n_layers: int, d_head: int, scale: float) 
 
 
 def hide_query(
-    scores: Float[torch.Tensor, "batch head query key"], hook: object = None
-) -> Float[torch.Tensor, "batch head query key"]:
+    scores: Float[torch.Tensor, "batch head query_pos key_pos"], hook: object = None
+) -> Float[torch.Tensor, "batch head query_pos key_pos"]:
     """Attention scores with the last key, the query token itself, masked out."""
     del hook
     last = torch.arange(scores.shape[-1], device=scores.device) == scores.shape[-1] - 1

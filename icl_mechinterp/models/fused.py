@@ -37,10 +37,10 @@ class Forward(NamedTuple):
     """What the backward pass needs of the forward pass; G = heads per stream, seeds folded in."""
 
     prediction: Float[torch.Tensor, "seed batch out"]
-    context: Float[torch.Tensor, "stream*batch key_pos token"]
+    context: Float[torch.Tensor, "stream_batch key_pos token"]
     query: Float[torch.Tensor, "stream batch covariate"]
-    pattern: Float[torch.Tensor, "stream*batch folded_head key_pos"]
-    read: Float[torch.Tensor, "stream*batch folded_head token"]
+    pattern: Float[torch.Tensor, "stream_batch folded_head key_pos"]
+    read: Float[torch.Tensor, "seed batch head_token"]
 
 
 def collapse(weights: HeadWeights, scale: float, read_out: Float[torch.Tensor, "token out"]) -> Collapsed:
@@ -78,8 +78,8 @@ def loss_and_gradients(
 
 
 def _forward(circuits: Collapsed, z: Float[torch.Tensor, "stream batch pos token"]) -> Forward:
-    n_out = circuits.ov.shape[-2]
-    streams, batch, _, token = z.shape
+    seeds, heads, n_out, token = circuits.ov.shape
+    streams, batch = z.shape[:2]
     covariates = token - n_out
     # Views: the context is all but the last position, and stream and batch are adjacent in memory.
     context, query = z[:, :, :-1].flatten(0, 1), z[:, :, -1, :covariates]
@@ -87,34 +87,27 @@ def _forward(circuits: Collapsed, z: Float[torch.Tensor, "stream batch pos token
     into_query = circuits.kq[..., :covariates].reshape(streams, -1, covariates)
     key_vectors = (query @ into_query.mT).view(streams * batch, -1, token)
     pattern = torch.softmax(key_vectors @ context.mT, dim=-1)
-    read = pattern @ context
-    by_seed = read.view(streams, batch, -1, circuits.ov.shape[1], token)
-    prediction = torch.einsum("sbrht,srhot->srbo", by_seed, _by_stream(circuits.ov, streams)).flatten(0, 1)
-    return Forward(prediction, context, query, pattern, read)
+    # One stream for all seeds: the seeds lie in the head axis and come out of it again; else a view.
+    read = (pattern @ context).view(streams, batch, seeds // streams, heads * token).transpose(1, 2).flatten(0, 1)
+    return Forward(read @ _head_token(circuits.ov), context, query, pattern, read)
 
 
 def _backward(
     circuits: Collapsed, forward: Forward, d_prediction: Float[torch.Tensor, "seed batch out"]
 ) -> tuple[Float[torch.Tensor, "seed head key covariate"], Float[torch.Tensor, "seed head out token"]]:
     """Gradients of KQ (covariate columns) and OV from the gradient of the prediction."""
-    streams, batch, covariates = forward.query.shape
     seeds, heads, _, token = circuits.ov.shape
-    by_stream = d_prediction.unflatten(0, (streams, seeds // streams))
-    by_seed = forward.read.view(streams, batch, -1, heads, token)
-    d_ov = torch.einsum("srbo,sbrht->srhot", by_stream, by_seed).reshape(circuits.ov.shape)
-    d_read = torch.einsum("srbo,srhot->sbrht", by_stream, _by_stream(circuits.ov, streams))
-    d_read = d_read.reshape(forward.read.shape)
-    d_pattern = d_read @ forward.context.mT
+    streams, batch, covariates = forward.query.shape
+    d_ov = (d_prediction.mT @ forward.read).unflatten(-1, (heads, token)).transpose(1, 2)
+    d_read = (d_prediction @ _head_token(circuits.ov).mT).unflatten(0, (streams, seeds // streams)).transpose(1, 2)
+    d_pattern = d_read.reshape(streams * batch, -1, token) @ forward.context.mT
     d_scores = torch.ops.aten._softmax_backward_data(d_pattern, forward.pattern, -1, d_pattern.dtype)
     d_key_vectors = (d_scores @ forward.context).view(streams, batch, -1)
-    d_kq = (d_key_vectors.mT @ forward.query).view(seeds, heads, token, covariates)
-    return d_kq, d_ov
+    return (d_key_vectors.mT @ forward.query).view(seeds, heads, token, covariates), d_ov
 
 
-def _by_stream(
-    ov: Float[torch.Tensor, "seed head out token"], streams: int
-) -> Float[torch.Tensor, "stream ratio head out token"]:
-    return ov.unflatten(0, (streams, ov.shape[0] // streams))
+def _head_token(ov: Float[torch.Tensor, "seed head out token"]) -> Float[torch.Tensor, "seed head_token out"]:
+    return ov.transpose(2, 3).flatten(1, 2)
 
 
 def reason_not_fused(model: HookedTransformer) -> str | None:

@@ -31,6 +31,7 @@ Predictor: TypeAlias = Callable[[Prompts], Predictions]
 _CHUNK = 4096  # prompts at a time: 8 MB of float64 per copy at d = 5, L = 40
 _FIT_PROMPTS = 2000
 _ALTERNATIVES = ("gd", "ridge", "nadaraya_watson")
+_CONSTANT = "the model predicts a constant: its variance is zero"
 
 
 Series: TypeAlias = dict[str, Float[np.ndarray, " prompt"]]
@@ -77,8 +78,8 @@ def equivalence(
     sample = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     detail = {"prompts": prompts, "step": step}
     measurements = [
-        _loss(sample, step, task, thresholds, detail),
-        *_distances(sample, thresholds, {**detail, "kernel_omega": kernel[0], "kernel_mu": kernel[1]}),
+        _loss(sample, step, _control_coefficient(predict, fit, step), task, thresholds, detail),
+        *_distances(sample, task, thresholds, {**detail, "kernel_omega": kernel[0], "kernel_mu": kernel[1]}),
         *_shifts(sample, thresholds),
     ]
     return ProbeResult("equivalence", tuple(measurements))
@@ -124,7 +125,21 @@ def _series(predict: Predictor, batch: Batch, task: Task, step: float, kernel: t
     return {name: value.reshape(-1).numpy() for name, value in values.items()}
 
 
-def _loss(sample: Series, step: float, task: Task, bounds: Thresholds, detail: Mapping[str, float]) -> Measurement:
+def _control_coefficient(predict: Predictor, batch: Batch, step: float) -> float:
+    """How much of debiased GD's error to take off the model's: what leaves the least variance, found on other prompts.
+
+    Near 1 for debiased GD. At a fixed 1, models that have little to do with their own step (one that overshoots it) get
+    a larger error than plain prompts give.
+    """
+    errors = (batch.target - predict(batch.z)).square()
+    control = (batch.target - theory.debiased_gd(batch.z, step)).square()
+    spread = float(control.var(correction=0))
+    return float((errors * (control - control.mean())).mean()) / spread if spread > 0 else 0.0
+
+
+def _loss(
+    sample: Series, step: float, coefficient: float, task: Task, bounds: Thresholds, detail: Mapping[str, float]
+) -> Measurement:
     """E(target - yhat)^2, with the exact risk of debiased GD as control variate where theory knows it."""
     errors = (sample["target"] - sample["prediction"]) ** 2
     if getattr(task, "covariance", None) is not None:
@@ -132,8 +147,10 @@ def _loss(sample: Series, step: float, task: Task, bounds: Thresholds, detail: M
     variance = signal_variance(task)
     noise = task.noise / variance
     control = (sample["target"] - sample["debiased_gd"]) ** 2
-    difference = errors - control
-    value = float(difference.mean()) + variance * theory.debiased_gd_risk(step, task.d, task.context, noise)
+    difference = errors - coefficient * control
+    value = float(difference.mean()) + coefficient * variance * theory.debiased_gd_risk(
+        step, task.d, task.context, noise
+    )
     best = variance * theory.debiased_gd_risk(
         theory.optimal_step(task.d, task.context, noise), task.d, task.context, noise
     )
@@ -150,13 +167,20 @@ def _loss(sample: Series, step: float, task: Task, bounds: Thresholds, detail: M
     )
 
 
-def _distances(sample: Series, bounds: Thresholds, detail: Mapping[str, float]) -> list[Measurement]:
+def _distances(sample: Series, task: Task, bounds: Thresholds, detail: Mapping[str, float]) -> list[Measurement]:
     """Distance to debiased GD against its bound; each alternative must be farther away, by a paired interval."""
-    variance = float(sample["prediction"].var())
     names = [f"distance_{name}" for name in ("debiased_gd", *_ALTERNATIVES)]
-    if variance <= np.finfo(np.float64).eps * float((sample["prediction"]**2).mean()) or variance == 0:
-        return [Measurement.undecided(name, "the model predicts a constant: its variance is zero") for name in names]
+    if _is_constant(sample["prediction"]):
+        return [Measurement.undecided(name, _CONSTANT) for name in names]
     squared = {n: (sample["prediction"] - sample[n]) ** 2 for n in ("debiased_gd", *_ALTERNATIVES)}
+    if getattr(task, "covariance", None) is not None:
+        # The values stay useful, but a model that preconditions would be called wrong by a step that is one number.
+        reason = "the covariates have a covariance, and gradient descent with a step that is one number is no reference"
+        return [
+            Measurement(name, value, "Var(yhat)", stderr, required=True, reason=reason, detail=detail)
+            for name, key in zip(names, squared, strict=True)
+            for value, stderr in [_ratio(squared[key], sample["prediction"])]
+        ]
     nearest, stderr = _ratio(squared["debiased_gd"], sample["prediction"])
     measured = [
         Measurement.judged(
@@ -198,12 +222,12 @@ def _distances(sample: Series, bounds: Thresholds, detail: Mapping[str, float]) 
 
 def _shifts(sample: Series, bounds: Thresholds) -> list[Measurement]:
     """Debiased GD does not move when every context covariate, or label, moves by one; vanilla GD does."""
+    names = ("shift_covariates", "shift_labels")
+    if _is_constant(sample["prediction"]):
+        return [Measurement.undecided(name, _CONSTANT) for name in names]
     variance = float(sample["prediction"].var())
     measured = []
-    for name in ("shift_covariates", "shift_labels"):
-        if variance == 0:
-            measured.append(Measurement.undecided(name, "the model predicts a constant: its variance is zero"))
-            continue
+    for name in names:
         value, stderr = _ratio(sample[name] ** 2, sample["prediction"])
         vanilla = float((sample[f"gd_{name}"] ** 2).mean() / variance)
         measured.append(
@@ -211,7 +235,8 @@ def _shifts(sample: Series, bounds: Thresholds) -> list[Measurement]:
                 name,
                 value,
                 stderr=stderr,
-                threshold=bounds.shift * vanilla,
+                # a model without a step of its own has a vanilla that does not move either: then rounding decides
+                threshold=max(bounds.shift * vanilla, float(np.finfo(np.float32).eps)),
                 reference=0.0,
                 unit="Var(yhat)",
                 detail={"vanilla_gd": vanilla},
@@ -220,9 +245,13 @@ def _shifts(sample: Series, bounds: Thresholds) -> list[Measurement]:
     return measured
 
 
-def _ratio(
-    squares: Float[np.ndarray, " prompt"], prediction: Float[np.ndarray, " prompt"]
-) -> tuple[float, float]:
+def _is_constant(prediction: Float[np.ndarray, " prompt"]) -> bool:
+    """Its spread is what rounding leaves of its size."""
+    eps = float(np.finfo(np.float64).eps)
+    return float(prediction.std()) <= 100 * eps * float(np.abs(prediction).max())
+
+
+def _ratio(squares: Float[np.ndarray, " prompt"], prediction: Float[np.ndarray, " prompt"]) -> tuple[float, float]:
     """E(squares) / Var(prediction) and its standard error by the delta method."""
     centred = (prediction - prediction.mean()) ** 2
     value = squares.mean() / centred.mean()
@@ -248,4 +277,3 @@ def _batches(task: Task, prompts: int, seed: int) -> Iterator[Batch]:
     generator = generator_for(seed, "probe")
     for start in range(0, prompts, _CHUNK):
         yield task.sample(min(_CHUNK, prompts - start), generator=generator, dtype=torch.float64)
-

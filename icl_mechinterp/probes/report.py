@@ -5,8 +5,9 @@ from typing import Any
 
 from transformer_lens import HookedTransformer
 
+from .._types import Checked
 from ..circuits import Circuits, circuits
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError, ModelError, nearest
 from ..models import Coordinates, reason_not_fused
 from ..models import _tl as tl
 from ..results import ProbeReport, ProbeResult
@@ -25,7 +26,7 @@ _PROMPTS_HOOKED = 5_000  # a full forward pass costs 100 times the query's row
 
 
 def probe(
-    model: HookedTransformer,
+    model: Checked[HookedTransformer],
     task: Task,
     *,
     seed: int = 0,
@@ -49,7 +50,8 @@ def probe(
         ProbeReport; `report.passed` says whether the model is debiased gradient descent, `report.verdict` what it is.
 
     Raises:
-        ModelError: not a `HookedTransformer`, or of another width than the task's tokens.
+        ModelError: not a `HookedTransformer`, of another width than the task's tokens, or with weights that are not
+            finite.
         ConfigError: an unknown probe, or fewer than 2 prompts.
     """
     model = tl.require_hooked_transformer(model)
@@ -58,7 +60,7 @@ def probe(
             raise ConfigError(
                 f"there is no probe '{name}'; choose from {', '.join(PROBES)}.{nearest(name, PROBES)}", field="probes"
             )
-    found = circuits(model, task, coordinates=coordinates)
+    found = _finite(circuits(model, task, coordinates=coordinates))
     fused = reason_not_fused(model) is None
     if prompts is None:
         prompts = _PROMPTS if fused else _PROMPTS_HOOKED
@@ -74,12 +76,22 @@ def probe(
     return _report(found, heads, results, task, seed, thresholds)
 
 
-def probe_circuits(
-    found: Circuits, task: Task, *, seed: int = 0, thresholds: Thresholds = THRESHOLDS
-) -> ProbeReport:
+def probe_circuits(found: Circuits, task: Task, *, seed: int = 0, thresholds: Thresholds = THRESHOLDS) -> ProbeReport:
     """The probes that need the weights only; what a training run asks at every capture."""
-    heads = classify(found, thresholds)
+    heads = classify(_finite(found), thresholds)
     return _report(found, heads, [structure(found, heads, task, thresholds)], task, seed, thresholds)
+
+
+def _finite(found: Circuits) -> Circuits:
+    """The same circuits; a model that diverged is refused, for no measurement of it means anything."""
+    numbers = {"KQ": found.kq[found.identifiable.unsqueeze(1).expand_as(found.kq)], "OV": found.ov}
+    for name, values in numbers.items():
+        if not bool(values.isfinite().all()):
+            raise ModelError(
+                f"{name} of this model holds a NaN or an infinity, so its training diverged; probe an earlier step, or "
+                "train with a smaller lr."
+            )
+    return found
 
 
 def _report(

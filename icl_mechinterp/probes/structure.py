@@ -66,7 +66,11 @@ def _per_head(circuits: Circuits, heads: Sequence[HeadVerdict], bounds: Threshol
     kq, ov = circuits.kq[0].double().numpy(), circuits.ov[0, :, 0].double().numpy()
     diagonals, omegas = head_diagonals(circuits), np.array([h.omega for h in heads])
     tiny = np.finfo(np.float64).tiny
-    size = np.maximum(np.abs(omegas), tiny)
+    # A diagonal of both signs can have a mean of zero. The floor keeps its relative departures finite, and because the
+    # same size stands in the head's weight, |mu| size, they count as |mu| times the departure whatever the mean is.
+    floor = np.finfo(np.float64).eps * np.abs(diagonals).mean(1)
+    size = np.maximum(np.maximum(np.abs(omegas), floor), tiny)
+    mass = np.abs(label_outputs(circuits)) * size
     energy = np.maximum((kq[:, :d, :d] ** 2).sum((1, 2)), tiny)
     values = {
         "off_diagonal_energy": 1 - (diagonals**2).sum(1) / energy,
@@ -84,21 +88,26 @@ def _per_head(circuits: Circuits, heads: Sequence[HeadVerdict], bounds: Threshol
             "rule": ">" if high_is_good else "<",
             "reference": references.get(name, 0.0),
         }
-        measured.append(_weighted(name, value, heads, **rest))
+        measured.append(_weighted(name, value, mass, heads, **rest))
+    return [*measured, _across_head_spread(heads, bounds)]
+
+
+def _across_head_spread(heads: Sequence[HeadVerdict], bounds: Thresholds) -> Measurement:
+    """Weighted standard deviation of |omega| over gamma."""
     active = [h for h in heads if h.label != "dummy"]
     if len(active) < 2:
         reason = f"{len(active)} head(s) carry mass; a spread across heads needs two"
-        return [*measured, Measurement.undecided("across_head_spread", reason, threshold=bounds.across_head_spread)]
+        return Measurement.undecided("across_head_spread", reason, threshold=bounds.across_head_spread)
     gamma = mean_scale(heads)
+    if gamma == 0:
+        reason = "every diagonal has mean zero; there is no scale to compare"
+        return Measurement.undecided("across_head_spread", reason, threshold=bounds.across_head_spread)
     weights, scales = _weights(active), np.abs([h.omega for h in active])
     spread = float(np.sqrt((weights * (scales - gamma) ** 2).sum()) / gamma)
     detail = {"gamma": gamma, "per_head": {h.name: abs(h.omega) for h in active}}
-    return [
-        *measured,
-        Measurement.judged(
-            "across_head_spread", spread, threshold=bounds.across_head_spread, reference=0.0, detail=detail
-        ),
-    ]
+    return Measurement.judged(
+        "across_head_spread", spread, threshold=bounds.across_head_spread, reference=0.0, detail=detail
+    )
 
 
 def _sums(heads: Sequence[HeadVerdict], task: Task, bounds: Thresholds) -> list[Measurement]:
@@ -111,7 +120,11 @@ def _sums(heads: Sequence[HeadVerdict], task: Task, bounds: Thresholds) -> list[
     zero_sum = float(abs(mus.sum()) / total) if total > 0 else float("nan")
     return [
         Measurement.judged(
-            "zero_sum", zero_sum, threshold=bounds.zero_sum, reference=0.0, detail={"sum": float(mus.sum()), "total": total}
+            "zero_sum",
+            zero_sum,
+            threshold=bounds.zero_sum,
+            reference=0.0,
+            detail={"sum": float(mus.sum()), "total": total},
         ),
         Measurement("effective_step", step, reference=optimal),
         Measurement.judged(
@@ -146,12 +159,19 @@ def signal_variance(task: Task) -> float:
 
 
 def _weighted(
-    name: str, values: Float[np.ndarray, " head"], heads: Sequence[HeadVerdict], *, threshold: float, rule: Any, **rest: Any
+    name: str,
+    values: Float[np.ndarray, " head"],
+    mass: Float[np.ndarray, " head"],
+    heads: Sequence[HeadVerdict],
+    *,
+    threshold: float,
+    rule: Any,
+    **rest: Any,
 ) -> Measurement:
     active = [h for h in heads if h.label != "dummy"]
     if not active:
         return Measurement.undecided(name, "no head carries mass", threshold=threshold, rule=rule)
-    chosen = values[[h.head for h in active]]
+    chosen, weights = values[[h.head for h in active]], mass[[h.head for h in active]]
     worst = active[int(np.argmin(chosen) if rule == ">" else np.argmax(chosen))]
     detail = {
         "worst_head": worst.name,
@@ -160,11 +180,11 @@ def _weighted(
         "per_head": {h.name: float(values[h.head]) for h in active},
     }
     return Measurement.judged(
-        name, float(_weights(active) @ chosen), threshold=threshold, rule=rule, detail=detail, **rest
+        name, float(weights @ chosen / weights.sum()), threshold=threshold, rule=rule, detail=detail, **rest
     )
 
 
 def _weights(active: Sequence[HeadVerdict]) -> Float[np.ndarray, " head"]:
-    """Shares of the active heads, scaled to sum to one; equal when a mixed head's mean hides its mass."""
+    """Shares of the active heads, scaled to sum to one; equal when every mean is zero."""
     shares = np.array([h.share for h in active])
     return shares / shares.sum() if shares.sum() > 0 else np.full(len(active), 1 / len(active))

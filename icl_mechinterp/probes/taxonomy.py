@@ -31,12 +31,13 @@ def classify(circuits: Circuits, thresholds: Thresholds = THRESHOLDS) -> tuple[H
     strengths = _normalised(np.abs(mus) * np.abs(diagonals).mean(1))
     verdicts = []
     for head in range(circuits.n_heads):
-        hidden = strengths[head] >= thresholds.hidden_share and _has_both_signs(diagonals[head], thresholds)
+        both_signs = _has_both_signs(diagonals[head], thresholds)
+        hidden = both_signs and bool(strengths[head] >= thresholds.hidden_share)
         label = _label(float(omegas[head]), float(mus[head]), float(shares[head]), hidden, thresholds)
         margin = abs(float(shares[head]) - thresholds.dummy_share)
-        verdicts.append(
-            HeadVerdict(0, head, label, float(omegas[head]), float(mus[head]), float(shares[head]), margin)
-        )
+        if both_signs:
+            margin = min(margin, abs(float(strengths[head]) - thresholds.hidden_share))
+        verdicts.append(HeadVerdict(0, head, label, float(omegas[head]), float(mus[head]), float(shares[head]), margin))
     return tuple(verdicts)
 
 

@@ -50,7 +50,7 @@ class Thresholds:
     excess_loss: float = 0.02
     distance_debiased_gd: float = 0.005
     shift: float = 0.25
-    kernel_distance: float = 0.05
+    kernel_distance: float = 0.01
 
 
 THRESHOLDS = Thresholds()

@@ -45,25 +45,30 @@ def _conclusion(
 ) -> tuple[str, str]:
     evidence = _evidence(heads, measured)
     if "distance_debiased_gd" not in measured:  # weights alone, between two full probes of a training run
-        state = "has the structure of debiased gradient descent" if not failed and not undecided else _failures(failed, undecided)
+        state = (
+            "has the structure of debiased gradient descent"
+            if not failed and not undecided
+            else _failures(failed, undecided)
+        )
         return "undecided", f"By its weights alone this model {state}{evidence}."
     if not failed and not undecided:
         return "debiased gradient descent", f"This model is debiased gradient descent{evidence}."
     if _is_kernel(measured, thresholds):
         signs = {h.label for h in heads if h.label != "dummy"}
         one_sign = f", {_heads_of_one_sign(heads)}" if len(signs) == 1 and signs < {"positive", "negative"} else ""
+        kernel = measured["distance_nadaraya_watson"].detail
         return "kernel regressor", (
-            f"This model is a kernel regressor{one_sign} (omega {measured['distance_nadaraya_watson'].detail['kernel_omega']:+.3f}, "
-            f"mu {measured['distance_nadaraya_watson'].detail['kernel_mu']:+.3f}), not debiased gradient descent{evidence}."
+            f"This model is a kernel regressor{one_sign} (omega {kernel['kernel_omega']:+.3f}, mu "
+            f"{kernel['kernel_mu']:+.3f}), not debiased gradient descent{evidence}."
         )
+    if not failed:
+        return "undecided", f"Undecided: this model {_failures(failed, undecided)}{evidence}."
     function = [m for result in results if result.probe == "equivalence" for m in result.measurements if m.required]
     if all(m.passed for m in function):
         return "debiased gradient descent", (
             "This model computes debiased gradient descent, but not with the structure of the theory: it "
             f"{_failures(failed, undecided)}{evidence}."
         )
-    if not failed:
-        return "undecided", f"Undecided: this model {_failures(failed, undecided)}{evidence}."
     return "none", f"This model is not debiased gradient descent: it {_failures(failed, undecided)}{evidence}."
 
 
@@ -83,7 +88,9 @@ def _evidence(heads: Sequence[HeadVerdict], measured: dict[str, Measurement]) ->
     parts = []
     if heads:
         labels = [h.label for h in heads]
-        counts = [f"{labels.count(label)} {label}" for label in ("positive", "negative", "mixed", "dummy") if label in labels]
+        counts = [
+            f"{labels.count(label)} {label}" for label in ("positive", "negative", "mixed", "dummy") if label in labels
+        ]
         parts.append(f"{len(heads)} head{'s' * (len(heads) > 1)}: {', '.join(counts)}")
     step = measured.get("effective_step")
     if step is not None and step.value is not None:

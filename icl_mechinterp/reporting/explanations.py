@@ -19,7 +19,7 @@ EXPLANATIONS: dict[str, str] = {
     "ov_last_entry": ("Does a head read out the label and nothing else? |OV[label]| / ‖OV‖."),
     "sign_matching": ("Does each head's output point the way its attention does? Share of heads with sign ω = sign μ."),
     "zero_sum": (
-        "Do positive and negative heads cancel, so that means drop out? |Σ μ| / Σ |μ| over all heads; 1 for a lone head."
+        "Do positive and negative heads cancel, so that means drop out? |Σ μ| / Σ |μ|, all heads; 1 for a lone head."
     ),
     "effective_step": ("The step of gradient descent that the heads take together: η = Σ μω over all heads."),
     "effective_step_gap": ("Is that step the best one? |η / η* − 1|, η* the step of least risk."),

@@ -130,9 +130,7 @@ def run_page(run: Run, anchor: str, theory_lines: Mapping[str, float], *, intera
     """
     remarks: list[str] = []
     reports = _read(lambda: run.final_reports, (), "its probe reports cannot be read", remarks)
-    metrics = _read(lambda: run.metrics, None, "it has no training history yet", remarks)
-    circuits = _read(lambda: run.circuits, None, "it has no circuits yet", remarks)
-    metrics, circuits = _without_rows(metrics, "loss", remarks), _without_rows(circuits, "kq", remarks)
+    metrics, circuits = _history(run, remarks)
     if not reports:
         remarks.append("it has no probe report yet, so there is no verdict; a report is written at every checkpoint")
     by_seed = {report.seed: report for report in reports}
@@ -219,10 +217,14 @@ def _layers(
         run.task.d,
         scale=(),  # contained in the matrices
     )
-    labels = {(h.layer, h.head): h for h in (report.heads if report is not None else ())}
+    verdicts = _verdicts(report)
     return tuple(
         _layer(
-            found, layer, [labels.get((layer, head)) for head in range(found.n_heads)], prefix, interactive=interactive
+            found,
+            layer,
+            [verdicts.get((layer, head)) for head in range(found.n_heads)],
+            f"{prefix}-l{layer}",
+            interactive=interactive,
         )
         for layer in range(found.n_layers)
     )
@@ -236,17 +238,17 @@ def _layer(
     heads = [_head_title(layer, head, verdict) for head, verdict in enumerate(verdicts)]
     kq_limit, ov_limit = vis.symmetric_limit(kq, identifiable), vis.symmetric_limit(ov)
     kq_alt = (
-        f"Heat maps of KQ for {', '.join(heads)}: rows are keys and columns queries, {names[0]} to {names[-1]}; colours "
-        f"from {-kq_limit:.3g} (orange) over 0 (white) to {kq_limit:.3g} (blue); hatched entries have no meaning."
+        f"Heat maps of KQ for {', '.join(heads)}: rows are keys and columns queries, {names[0]} to {names[-1]}; "
+        f"colours from {-kq_limit:.3g} (orange) to {kq_limit:.3g} (blue); hatched entries have no meaning."
     )
     ov_alt = (
-        f"Heat map of OV, one row per head ({', '.join(heads)}), columns are tokens {names[0]} to {names[-1]}; colours "
-        f"from {-ov_limit:.3g} (orange) to {ov_limit:.3g} (blue)."
+        f"Heat map of OV, one row per head ({', '.join(heads)}), columns are tokens {names[0]} to {names[-1]}; "
+        f"colours from {-ov_limit:.3g} (orange) to {ov_limit:.3g} (blue)."
     )
     figures = []
     for head in range(min(found.n_heads, INTERACTIVE_HEADS) if interactive else 0):
         masked = np.where(identifiable, kq[head], np.nan).T  # CircuitsVis: rows are queries
-        element = f"{prefix}-l{layer}h{head}"
+        element = f"{prefix}-h{head}"
         pattern = vis.attention_pattern(masked, names, element_id=f"{element}-kq", limit=kq_limit)
         tokens = [
             vis.colored_tokens(row, names, element_id=f"{element}-ov{out}", limit=ov_limit)
@@ -278,7 +280,7 @@ def _trajectories(
     figure = vis.trajectories(
         metrics["step"].values,
         loss=metrics["loss"].values,
-        effective_step=metrics["effective_step"].values if "effective_step" in metrics else (omega * mu).sum((2, 3)),
+        effective_step=metrics["effective_step"].values if "effective_step" in metrics else None,
         omega=omega,
         mu=mu,
         groups=[_groups(omega.shape[2:], by_seed.get(seed), many=len(run.seeds) > 1) for seed in run.seeds],
@@ -294,18 +296,32 @@ def _trajectories(
 
 def _groups(shape: tuple[int, ...], report: ProbeReport | None, *, many: bool) -> list[str]:
     """What a head's line is called: by its name and label in one seed, by its label alone over several."""
-    labels = {(h.layer, h.head): h for h in (report.heads if report is not None else ())}
+    verdicts = _verdicts(report)
     places = [(layer, head) for layer in range(shape[0]) for head in range(shape[1])]
     if many:
-        return [labels[place].label if place in labels else "not classified" for place in places]
-    return [_head_title(*place, labels.get(place)) for place in places]
+        return [verdicts[place].label if place in verdicts else "not classified" for place in places]
+    return [_head_title(*place, verdicts.get(place)) for place in places]
+
+
+def _verdicts(report: ProbeReport | None) -> dict[tuple[int, int], HeadVerdict]:
+    return {} if report is None else {(h.layer, h.head): h for h in report.heads}
+
+
+def _history(run: Run, remarks: list[str]) -> tuple[xr.Dataset | None, xr.Dataset | None]:
+    """Metrics and circuits; `None` for what is not there, cannot be read or has no row yet."""
+    if not (run.path / "history.zarr").is_dir():
+        remarks.append("it has no training history yet")
+        return None, None
+    metrics = _read(lambda: run.metrics, None, "its metrics cannot be read", remarks)
+    circuits = _read(lambda: run.circuits, None, "its circuits cannot be read", remarks)
+    return _without_rows(metrics, "loss", remarks), _without_rows(circuits, "kq", remarks)
 
 
 def _read(ask: Callable[[], T], missing: T, remark: str, remarks: list[str]) -> T:
     try:
         return ask()
     except RunError as error:
-        remarks.append(f"{remark} ({error})")
+        remarks.append(f"{remark}: {str(error).rstrip('.')}")
         return missing
 
 
@@ -329,11 +345,9 @@ def _task_line(run: Run) -> str:
 def _facts(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Versions and whatever else the config records beyond its settings."""
     versions = config.get("versions") or {}
-    facts = [(str(k), str(v)) for k, v in versions.items()] if isinstance(versions, Mapping) else []
-    rest = [
-        (k.replace("_", " "), str(v)) for k, v in config.items() if k not in (*_SETTINGS, "versions") and v is not None
-    ]
-    return (*facts, *rest)
+    facts = dict(versions) if isinstance(versions, Mapping) else {}
+    facts |= {k: v for k, v in config.items() if k not in (*_SETTINGS, "versions") and v is not None}
+    return tuple((str(name).replace("_", " "), str(value)) for name, value in facts.items())
 
 
 def _commands(run: Run) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ A prompt is `z: [batch pos token]`: `pos` runs over the context tokens and ends 
 covariates and then the label slots. The query's label slots are zero; its labels are the target.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -23,6 +23,7 @@ class Batch(NamedTuple):
     target: Targets
 
 
+@runtime_checkable
 class Task(Protocol):
     """A distribution over prompts.
 

@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from .._types import Checked
 from ..errors import ConfigError
 
 Rows: TypeAlias = tuple[tuple[float, ...], ...]
 """A matrix as nested tuples: frozen, hashable, and plain in a config file."""
 
 
-def resolve_covariance(covariance: Sequence[Sequence[float]] | torch.Tensor | np.ndarray, d: int) -> Rows:
+def resolve_covariance(covariance: Checked[Sequence[Sequence[float]] | torch.Tensor | np.ndarray], d: int) -> Rows:
     """The covariance of the covariates as rows, checked: d x d, symmetric, positive definite.
 
     Raises:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 
+from .._types import Checked
 from ..errors import ConfigError
 from ..linalg import psd_root
 from ._protocol import Batch
@@ -41,7 +42,12 @@ class LinearRegression:
     coefficient_scale: float = 1.0
 
     def __init__(
-        self, d: int, context: int, noise: float, covariance: Any = None, coefficient_scale: float = 1.0
+        self,
+        d: Checked[int],
+        context: Checked[int],
+        noise: Checked[float],
+        covariance: Any = None,
+        coefficient_scale: Checked[float] = 1.0,
     ) -> None:
         _require_count("d", d, "the number of covariates")
         _require_count("context", context, "the number of context tokens")
@@ -69,10 +75,10 @@ class LinearRegression:
 
     def sample(
         self,
-        batch: int,
+        batch: Checked[int],
         *,
         generator: torch.Generator,
-        context: int | None = None,
+        context: Checked[int | None] = None,
         dtype: torch.dtype = torch.float32,
     ) -> Batch:
         """Fresh prompts, each with its own covariates, coefficients and noise.

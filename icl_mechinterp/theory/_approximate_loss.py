@@ -40,7 +40,7 @@ def approximate_loss(omega: NumbersLike, mu: NumbersLike, d: Number, L: Number, 
     return loss if loss.ndim else float(loss)
 
 
-def approximate_loss_gradient(omega: Array, mu: Array, d: float, L: float, noise: float) -> tuple[Array, Array]:
+def approximate_loss_gradient(omega: Array, mu: Array, d: Number, L: Number, noise: Number) -> tuple[Array, Array]:
     """Gradient of L~ with respect to ω and μ, in closed form; `[head]` each.
 
     The two-stage reading of the paper expands exp(d ω ω^T) in powers; the sum of that series is used here.
@@ -105,6 +105,6 @@ def _problem(d: Number, L: Number, noise: Number) -> tuple[float, float, float]:
     return covariates, sigma2, (1 + sigma2) / context
 
 
-def _overlap(omega: Array, d: float) -> Array:
+def _overlap(omega: Array, d: Number) -> Array:
     """exp(d ω ω^T): L times the mean overlap E a_h·a_k of the attention of two heads."""
     return np.exp(d * omega[..., :, None] * omega[..., None, :])

@@ -1,7 +1,7 @@
 """Checks the arguments of the theory and lets its formulas take numbers or arrays.
 
-The formulas are written once, on float64 values; `elementwise` converts and checks what comes in, by the name of the
-parameter, and turns a result without axes back into a `float`.
+The formulas are written once, on float64 values. The decorators `of_...` convert and check what comes in, by the name
+of the parameter, and turn a result without axes back into a `float`; the protocols tell a type checker the same.
 """
 
 import inspect
@@ -47,7 +47,7 @@ class OfLimit(Protocol):
     @overload
     def __call__(self, xi: float, noise: float) -> float: ...
     @overload
-    def __call__(self, xi: NumbersLike, noise: NumbersLike) -> Numbers: ...
+    def __call__(self, xi: NumbersLike, noise: NumbersLike) -> Array: ...
 
 
 @runtime_checkable
@@ -57,7 +57,7 @@ class OfProblem(Protocol):
     @overload
     def __call__(self, d: float, L: float, noise: float) -> float: ...
     @overload
-    def __call__(self, d: NumbersLike, L: NumbersLike, noise: NumbersLike) -> Numbers: ...
+    def __call__(self, d: NumbersLike, L: NumbersLike, noise: NumbersLike) -> Array: ...
 
 
 @runtime_checkable
@@ -67,7 +67,7 @@ class OfStep(Protocol):
     @overload
     def __call__(self, eta: float, d: float, L: float, noise: float) -> float: ...
     @overload
-    def __call__(self, eta: NumbersLike, d: NumbersLike, L: NumbersLike, noise: NumbersLike) -> Numbers: ...
+    def __call__(self, eta: NumbersLike, d: NumbersLike, L: NumbersLike, noise: NumbersLike) -> Array: ...
 
 
 @runtime_checkable
@@ -77,7 +77,7 @@ class OfScale(Protocol):
     @overload
     def __call__(self, gamma: float, d: float, L: float, noise: float) -> float: ...
     @overload
-    def __call__(self, gamma: NumbersLike, d: NumbersLike, L: NumbersLike, noise: NumbersLike) -> Numbers: ...
+    def __call__(self, gamma: NumbersLike, d: NumbersLike, L: NumbersLike, noise: NumbersLike) -> Array: ...
 
 
 def of_limit(formula: Callable[..., Numbers]) -> OfLimit:

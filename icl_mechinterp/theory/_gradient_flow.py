@@ -68,7 +68,7 @@ def gradient_flow(
                 field="omega0",
             )
     # Growth like exp(2t) first, a drift like t^{-1/6} along a stiff valley later: LSODA changes method on the way.
-    solution = solve_ivp(velocity, (0, at[-1]), start, method="LSODA", t_eval=at, rtol=1e-10, atol=1e-13)
+    solution = solve_ivp(velocity, (0, at[-1] or 1), start, method="LSODA", t_eval=at, rtol=1e-10, atol=1e-13)
     assert solution.success, solution.message  # the flow decreases a loss that is bounded below
     omega, mu = np.split(solution.y.T, 2, axis=1)
     return Flow(omega, mu)

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, cast, over
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 
 from .._types import Tensor
 from ..errors import ConfigError
@@ -41,6 +41,11 @@ def _predictor(predict: Callable[Concatenate[Tensor, P], Tensor]) -> Predictor[P
 
     @wraps(predict)
     def on_either(z: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        if np.ndim(z) != 3:
+            raise ConfigError(
+                f"z must be [batch pos token]; got shape {tuple(np.shape(z))}. Add a batch axis with z[None].",
+                field="z",
+            )
         if isinstance(z, torch.Tensor):
             return predict(z.double(), *args, **kwargs)
         return predict(torch.from_numpy(np.array(z, dtype=np.float64, order="C")), *args, **kwargs).numpy()
@@ -161,12 +166,8 @@ def _per_head(omega: NumbersLike, mu: NumbersLike) -> tuple[list[float], list[fl
     return scales.tolist(), values.tolist()
 
 
-def _split(z: Float[Tensor, "..."], n_out: int) -> _Prompt:
+def _split(z: Float64[Tensor, "batch pos token"], n_out: int) -> _Prompt:
     """Context covariates, context labels and the query's covariates."""
-    if z.ndim != 3:
-        raise ConfigError(
-            f"z must be [batch pos token]; got shape {tuple(z.shape)}. Add the batch axis with z[None].", field="z"
-        )
     _, pos, token = z.shape
     if pos < 2:
         raise ConfigError(

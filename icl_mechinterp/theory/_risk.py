@@ -9,7 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 from ._arguments import Numbers, of_limit, of_problem, of_step, whole
-from ._wishart import expected_resolvent_trace
+from ._wishart import expected_shrinkage
+
+_NEGLIGIBLE_NOISE = 1e-200  # adds at most its root to the Bayes risk; smaller ones would overflow in the density
 
 
 @of_problem
@@ -93,9 +95,9 @@ def bayes_risk(d: Numbers, L: Numbers, noise: Numbers) -> Numbers:
 @lru_cache(maxsize=4096)
 def _bayes_risk(d: float, L: float, noise: float) -> float:
     covariates, context = whole("d", d), whole("L", L)
-    if noise == 0:
+    if noise < _NEGLIGIBLE_NOISE:
         return max(0.0, 1 - context / covariates)
-    return noise * (1 + expected_resolvent_trace(covariates, context, covariates * noise))
+    return noise + expected_shrinkage(covariates, context, covariates * noise) / covariates
 
 
 @of_limit

@@ -21,14 +21,14 @@ Points = Float64[np.ndarray, " point"]
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
-def expected_resolvent_trace(d: int, L: int, shift: float) -> float:
-    """E tr (X^T X + shift I)^{-1} for X: L x d standard normal and shift > 0."""
+def expected_shrinkage(d: int, L: int, shift: float) -> float:
+    """E tr shift (X^T X + shift I)^{-1} for X: L x d standard normal, shift > 0; between 0 and d."""
     size, dof = min(d, L), max(d, L)
-    trace = (d - size) / shift  # eigenvalues that are zero because L < d
+    trace = float(d - size)  # eigenvalues that are zero because L < d
     points, weights = _quadrature(size, dof, shift)
     blocks = math.ceil(size * points.size / 4_000_000)  # the density holds size x points numbers
     for x, weight in zip(np.array_split(points, blocks), np.array_split(weights, blocks), strict=True):
-        trace += float(weight @ (eigenvalue_density(x, size, dof) / (x + shift)))
+        trace += float(weight @ (eigenvalue_density(x, size, dof) * shift / (x + shift)))
     return trace
 
 

@@ -1,11 +1,15 @@
 """What a tracker is told, and the promise that a failing one never stops training."""
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..results import HeadVerdict
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Progress:
         return (self.steps - self.step) / self.steps_per_second if self.steps_per_second > 0 else float("inf")
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """Receives a run as it goes."""
 
@@ -85,9 +90,15 @@ class guarded:
             method(*arguments)
         except Exception as error:
             self._broken = True
-            warnings.warn(
+            with suppress(Exception):  # a live display that is not stopped would keep the terminal
+                self._tracker.finish()
+            self._tell(
                 f"the tracker {type(self._tracker).__name__} failed in {method.__name__} ({type(error).__name__}: "
-                f"{error}) and is switched off; training goes on, and the run folder is complete without it.",
-                RuntimeWarning,
-                stacklevel=3,
+                f"{error}) and is switched off; training goes on, and the run folder is complete without it."
             )
+
+    def _tell(self, message: str) -> None:
+        try:
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
+        except RuntimeWarning:  # warnings made errors must not stop training either
+            _log.warning(message)

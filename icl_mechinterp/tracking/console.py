@@ -4,6 +4,7 @@ On a terminal one table is redrawn in place; elsewhere (a log file, CI) a plain 
 Everything goes to stderr, so that stdout holds results only.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -40,7 +41,7 @@ class ConsoleTracker:
     def start(self, config: Mapping[str, Any]) -> None:
         del config
         if self._console.is_terminal:
-            self._live = Live(console=self._console, auto_refresh=False, transient=False)
+            self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
             self._live.start()
 
     def update(self, progress: Progress) -> None:
@@ -119,6 +120,8 @@ def bar(value: float, widest: float) -> str:
 
 def _loss(progress: Progress) -> str:
     losses = sorted(progress.losses)
+    if not all(map(math.isfinite, losses)):  # before the first step there is none
+        return "–"
     middle = losses[len(losses) // 2]
     return f"{middle:.4f}" if len(losses) == 1 else f"{middle:.4f} [{losses[0]:.4f}, {losses[-1]:.4f}]"
 

@@ -22,7 +22,11 @@ from ..errors import RunError
 from .loop import TrainState
 
 SCHEMA_VERSION = 1
-_NAME = re.compile(r"^step-(\d{8,})\.json$")
+_NAME = re.compile(r"^step-([0-9]{8,})\.json$")
+
+
+class NewerSchema(RunError):
+    """Written by a later version: an earlier checkpoint is no way out, for going on from it would lose this one."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,14 @@ class Checkpoint:
                 f"{found.get(name)}, the config asks for {expected.get(name)}. Restore the config that the run was "
                 "started with."
             )
+        for name, tensor in (("generator.states", state.generator_states), ("window.loss", state.window_loss)):
+            stored = self.tensors.get(name)
+            if stored is None or (stored.shape, stored.dtype) != (tensor.shape, tensor.dtype):
+                raise RunError(
+                    f"the checkpoint at step {self.step} lacks what training needs to go on: {name} is "
+                    f"{None if stored is None else tuple(stored.shape)}, and {tuple(tensor.shape)} is needed. Delete it to "
+                    "resume from an earlier one."
+                )
         state.stack.load(parameters)
         state.step = self.step
         state.generator_states = self.tensors["generator.states"].clone()
@@ -118,22 +130,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if not sidecar.is_file():
         raise RunError(
             f"{weights} has no {sidecar.name} beside it, so it was not finished or is not a checkpoint of a run. "
-            "Use an earlier one; for weights trained elsewhere see `icl-mechinterp import`."
+            "Use an earlier one."
         )
-    try:
-        record = json.loads(sidecar.read_bytes())
-        version, step, digest = record["schema_version"], record["step"], record["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"{sidecar} is torn or not a checkpoint's record ({error}). Use an earlier checkpoint."
-        ) from error
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise RunError(
-            f"{sidecar} has schema version {version!r}; this version reads up to {SCHEMA_VERSION}. Upgrade "
-            "icl-mechinterp to read it."
-        )
+    record = _read_record(sidecar)
     content = weights.read_bytes()
-    if hashlib.sha256(content).hexdigest() != digest:
+    if hashlib.sha256(content).hexdigest() != record["sha256"]:
         raise RunError(
             f"{weights} ({len(content)} bytes) is not what {sidecar.name} says it is: it is empty, torn or was changed. "
             "Use an earlier checkpoint."
@@ -142,30 +143,73 @@ def load_checkpoint(path: Path) -> Checkpoint:
         tensors = load_tensors(content)
     except SafetensorError as error:
         raise RunError(f"{weights} is not a safetensors file ({error}). Use an earlier checkpoint.") from error
-    return Checkpoint(step, tensors, record)
+    return Checkpoint(record["step"], tensors, record)
+
+
+def _read_record(sidecar: Path) -> dict[str, Any]:
+    """The JSON beside the weights, with everything in it that a reader relies on."""
+    try:
+        record = json.loads(sidecar.read_bytes())
+        version = record["schema_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{sidecar} is torn or not a checkpoint's record ({error}). Use an earlier checkpoint."
+        ) from error
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise NewerSchema(
+            f"{sidecar} has schema version {version!r}; this version reads up to {SCHEMA_VERSION}. Upgrade "
+            "icl-mechinterp to read it."
+        )
+    for name, kind in (("step", int), ("window_steps", int), ("sha256", str)):
+        if not isinstance(record.get(name), kind):
+            raise RunError(
+                f"{sidecar} is not a checkpoint's record: {name} is {record.get(name)!r}. Use an earlier checkpoint."
+            )
+    if sidecar.name != _file_name(record["step"]):
+        raise RunError(
+            f"{sidecar} is the record of step {record['step']}: the file was renamed. Call it {_file_name(record['step'])}."
+        )
+    return record
+
+
+def step_of(path: Path) -> int | None:
+    """The step in the name of a checkpoint's file, or `None` for any other file."""
+    match = _NAME.match(path.with_suffix(".json").name) if path.suffix in (".json", ".safetensors") else None
+    return int(match[1]) if match else None
+
+
+def _file_name(step: int) -> str:
+    return f"step-{step:08d}.json"
 
 
 def saved_steps(folder: Path) -> list[int]:
     """Steps that have a record, in order; whether each is whole is for `load_checkpoint` to say."""
     if not folder.is_dir():
         return []
-    return sorted(int(match[1]) for entry in folder.iterdir() if (match := _NAME.match(entry.name)))
+    return sorted(int(match[1]) for entry in folder.iterdir() if (match := _NAME.match(entry.name)) and entry.is_file())
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole; `None` where there is none."""
     for step in reversed(saved_steps(folder)):
         try:
-            return load_checkpoint(folder / f"step-{step:08d}.json")
-        except RunError as error:
-            if "schema version" in str(error):
-                raise
+            return load_checkpoint(folder / _file_name(step))
+        except NewerSchema:
+            raise
+        except RunError:
+            continue
     return None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Deletes the temporary files of `write_atomically` in a folder, left by a kill while it wrote one."""
+    for file in folder.glob(".*.tmp"):
+        file.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file so that a kill leaves the old one or the new one: temporary file, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(content)

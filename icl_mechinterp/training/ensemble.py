@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from .._types import Checked
 from ..errors import ConfigError
 
 
-def resolve_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+def resolve_seeds(seeds: Checked[int | Sequence[int]]) -> tuple[int, ...]:
     """`8` is the seeds 0 to 7; a list is itself.
 
     Raises:

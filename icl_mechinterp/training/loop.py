@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, UInt8
 from transformer_lens import HookedTransformer
 
+from .._types import Checked
 from ..errors import ConfigError, TrainingError
 from ..models import ParameterStack, hooked_prediction, loss_and_gradients, reason_not_fused
 from ..models import _tl as tl
@@ -41,15 +42,15 @@ class Settings:
         ConfigError: a value that cannot be used; `error.field` names it.
     """
 
-    steps: int
-    optimizer: Literal["adam", "sgd"] = "adam"
-    lr: float = 1e-3
-    schedule: Schedule = "constant"
-    clip: float | None = None
-    batch: int = 256
-    engine: Literal["fused", "hooked"] = "fused"
+    steps: Checked[int]
+    optimizer: Checked[Literal["adam", "sgd"]] = "adam"
+    lr: Checked[float] = 1e-3
+    schedule: Checked[Schedule] = "constant"
+    clip: Checked[float | None] = None
+    batch: Checked[int] = 256
+    engine: Checked[Literal["fused", "hooked"]] = "fused"
     shared_prompts: bool = False
-    threads: int = 1
+    threads: Checked[int] = 1
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "threads"):
@@ -75,14 +76,21 @@ class NonFiniteLoss(TrainingError):
     Attributes:
         step: the step that could not be taken.
         seeds: positions on the seed axis of the models concerned.
+        lr: the learning rate.
+        kept: where the last good checkpoint is, in words; said by whoever keeps checkpoints.
     """
 
-    def __init__(self, step: int, seeds: Sequence[int], lr: float) -> None:
+    def __init__(self, step: int, seeds: Sequence[int], lr: float, *, kept: str = "No checkpoint was written.") -> None:
         super().__init__(
             f"the loss is not a finite number at step {step} (model {', '.join(map(str, seeds))} of the ensemble, "
-            f"learning rate {lr:g}). The last good checkpoint is kept. Lower lr, or clip the gradient (clip: 1.0)."
+            f"learning rate {lr:g}), so training stopped. {kept} Start again with a lower lr, or clip the gradient "
+            "(clip: 1.0)."
         )
-        self.step, self.seeds = step, tuple(seeds)
+        self.step, self.seeds, self.lr, self.kept = step, tuple(seeds), lr, kept
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, answered between two steps: the state is whole, and all callbacks of its step were called."""
 
 
 @dataclass
@@ -141,7 +149,8 @@ def run_loop(
 
     Raises:
         NonFiniteLoss: before the step is taken, so the parameters are still good.
-        KeyboardInterrupt: on Ctrl-C, between two steps, so the state is whole.
+        Interrupted: on Ctrl-C, between two steps, so the state is whole.
+        KeyboardInterrupt: on a second Ctrl-C, or from a callback, at any instant: the state may be torn.
     """
     generators = []
     for row in state.generator_states:
@@ -160,7 +169,7 @@ def run_loop(
                 if state.step % callback.n == 0 or state.step == settings.steps:
                     callback.function(state)
             if interrupted.is_set():
-                raise KeyboardInterrupt
+                raise Interrupted
 
 
 def _take_step(state: TrainState, stream: PromptStream, engine: Engine, settings: Settings) -> None:

@@ -1,7 +1,7 @@
 """Pure functions from arrays to pictures: static figures for print, interactive ones for a page.
 
-Nothing here knows a model, a run or a probe, and no number is computed that a probe would report. matplotlib is imported
-when a figure is drawn, so that importing this package stays cheap.
+Nothing here knows a model, a run or a probe, and no number is computed that a probe would report. matplotlib is
+imported when a figure is drawn, so that importing this package stays cheap.
 """
 
 from .circuitsvis import attention_pattern as attention_pattern

@@ -54,20 +54,19 @@ def kq_heatmaps(
     size = max(1.7, _CELL * min(len(names), _READABLE))
     columns = min(len(heads), _PER_ROW)
     rows = -(-len(heads) // columns)
-    figure = _figure(columns * (size + 0.6) + 0.75, rows * (size + 0.75))
-    axes = figure.subplots(rows, columns, squeeze=False)
-    meshes = []
-    for index, axis in enumerate(axes.flat):
-        if index >= len(heads):
-            axis.set_axis_off()
-            continue
-        meshes.append(_matrix(axis, kq[index], identifiable, limit=limit))
+    sheet = _Sheet(width=columns * (size + 0.4) + 1.2, height=rows * (size + 0.75))
+    for index, title in enumerate(heads):
+        row, column = divmod(index, columns)
+        axis = sheet.axes(left=0.5 + column * (size + 0.4), top=0.3 + row * (size + 0.75), width=size, height=size)
+        mesh = _matrix(axis, kq[index], identifiable, limit=limit)
         _tick(axis, x=names, y=names)
-        axis.set_title(heads[index], fontsize=9, color=INK, parse_math=False)
+        axis.set_title(title, fontsize=9, color=INK, parse_math=False)
         axis.set_xlabel("query", fontsize=8)
-        axis.set_ylabel("key" if index % columns == 0 else "", fontsize=8)
-    _scale_bar(figure, meshes[0], axes, "KQ: logit coefficient")
-    return figure
+        axis.set_ylabel("key" if column == 0 else "", fontsize=8)
+        if index == 0:
+            place = sheet.axes(left=0.25 + columns * (size + 0.4), top=0.3, width=0.12, height=size)
+            _scale_bar(sheet, mesh, place, "KQ: logit coefficient")
+    return sheet.figure
 
 
 def ov_heatmap(
@@ -89,21 +88,36 @@ def ov_heatmap(
     outs = [name if n_out == 1 else f"{name} → {out}" for name in heads for out in names[-n_out:]]
     table = ov.reshape(-1, ov.shape[-1])
     limit = symmetric_limit(table) if limit is None else limit
-    figure = _figure(_CELL * 1.15 * max(5, min(len(names), 24)) + 2.3, 0.34 * len(table) + 0.85)
-    axes = figure.subplots(1, 1, squeeze=False)
-    mesh = _matrix(axes[0, 0], table, np.ones(table.shape, dtype=bool), limit=limit)
-    axes[0, 0].set_aspect("auto")
-    _tick(axes[0, 0], x=names, y=outs)
-    axes[0, 0].set_xlabel("token", fontsize=8)
-    axes[0, 0].set_ylabel("out", fontsize=8)
-    _scale_bar(figure, mesh, axes, "OV")
-    return figure
+    left = 0.4 + 0.075 * max(map(len, outs))  # room for the row labels
+    width, height = _CELL * 1.15 * max(5, min(len(names), 24)), max(0.8, 0.34 * len(table))
+    sheet = _Sheet(width=left + width + 1.0, height=height + 0.6)
+    axis = sheet.axes(left=left, top=0.12, width=width, height=height)
+    mesh = _matrix(axis, table, np.ones(table.shape, dtype=bool), limit=limit)
+    axis.set_aspect("auto")
+    _tick(axis, x=names, y=outs)
+    axis.set_xlabel("token", fontsize=8)
+    axis.set_ylabel("out", fontsize=8)
+    _scale_bar(sheet, mesh, sheet.axes(left=left + width + 0.15, top=0.12, width=0.12, height=height), "OV")
+    return sheet.figure
 
 
-def _figure(width: float, height: float) -> "matplotlib.figure.Figure":
-    from matplotlib.figure import Figure  # not pyplot: no state is shared with the caller's figures
+class _Sheet:
+    """A figure on which axes are placed in inches from the top left.
 
-    return Figure(figsize=(width, height), layout="constrained")
+    Matplotlib's automatic layouts draw every figure twice, which is half of the time a page takes.
+    """
+
+    def __init__(self, *, width: float, height: float) -> None:
+        from matplotlib.figure import Figure  # not pyplot: no state is shared with the caller's figures
+
+        self.figure = Figure(figsize=(width, height))
+
+    def axes(self, *, left: float, top: float, width: float, height: float) -> Any:
+        whole_width, whole_height = self.figure.get_size_inches()
+        bottom = whole_height - top - height
+        return self.figure.add_axes(
+            (left / whole_width, bottom / whole_height, width / whole_width, height / whole_height)
+        )
 
 
 def _matrix(
@@ -150,16 +164,16 @@ def _annotate(
 
 
 def _short(value: float, limit: float) -> str:
-    """As many digits as the scale makes worth reading: `.15`, `-2.9`, `0`."""
+    """As many digits as the scale makes worth reading: `.15`, `−2.93`, `0`."""
     if not np.isfinite(value):
         return "n/a"
     if limit >= 1e4 or limit < 1e-3:
         return "0" if value == 0 else f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
     digits = 3 if limit < 0.03 else 2 if limit < 10 else 1 if limit < 100 else 0
-    text = f"{value:.{digits}f}"
+    text = f"{abs(value):.{digits}f}"
     if float(text) == 0:
         return "0"
-    return text.replace("0.", ".", 1) if abs(value) < 1 and not text.lstrip("-").startswith("1") else text
+    return ("−" if value < 0 else "") + (text[1:] if text.startswith("0.") else text)
 
 
 def _tick(axis: Any, *, x: Sequence[str], y: Sequence[str]) -> None:
@@ -174,8 +188,8 @@ def _tick(axis: Any, *, x: Sequence[str], y: Sequence[str]) -> None:
         spine.set(color="#b9bfc6", linewidth=0.6)
 
 
-def _scale_bar(figure: "matplotlib.figure.Figure", mesh: Any, axes: Any, label: str) -> None:
-    bar = figure.colorbar(mesh, ax=list(axes.flat), aspect=18, pad=0.02, fraction=0.05)
+def _scale_bar(sheet: _Sheet, mesh: Any, place: Any, label: str) -> None:
+    bar = sheet.figure.colorbar(mesh, cax=place)
     bar.set_label(label, fontsize=8, color=INK)
     bar.ax.tick_params(labelsize=7, colors=QUIET)
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]

@@ -18,37 +18,40 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 _LONG = 100  # a run of more captures is drawn with its early steps stretched
-_MANY = 50_000  # points; above, lines are stored as pixels, since a vector file of them would take megabytes
+_MANY = 20_000  # points; above, lines are stored as pixels, since a vector file of them would take megabytes
 
 
 def trajectories(
     steps: Int[np.ndarray, " step"],
     *,
     loss: Float[np.ndarray, "seed step"],
-    effective_step: Float[np.ndarray, "seed step"],
     omega: Float[np.ndarray, "seed step layer head"],
     mu: Float[np.ndarray, "seed step layer head"],
     groups: Sequence[Sequence[str]],
     theory_lines: Mapping[str, float],
+    effective_step: Float[np.ndarray, "seed step"] | None = None,
 ) -> "matplotlib.figure.Figure":
     """Four panels over training steps: loss, effective step, omega and mu of every head.
 
     Args:
         steps: of the captures.
         loss: training loss.
-        effective_step: sum mu omega over heads.
         omega, mu: of every head; values that are not finite leave a gap.
         groups: for every seed, the group of every head, layer by layer; a group has one colour and one median.
         theory_lines: `optimal_step`, `best_loss`, `bayes_risk`; those that are missing are not drawn.
+        effective_step: as it was recorded; by default the sum of mu omega over heads.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.6, 5.8), layout="constrained")
-    panels = figure.subplots(2, 2, sharex=True)
+    figure = Figure(figsize=(11.4, 5.8))
+    margins = {"left": 0.045, "right": 0.985, "top": 0.955, "bottom": 0.085, "wspace": 0.11, "hspace": 0.17}
+    panels = figure.subplots(2, 2, sharex=True, gridspec_kw=margins)
     rasterized = omega.size > _MANY
     whole = [["model"]] * len(loss)
+    omega, mu = (np.where(np.isfinite(values), values, np.nan) for values in (omega, mu))
+    total = (mu * omega).sum((2, 3)) if effective_step is None else effective_step
     _panel(panels[0, 0], steps, loss[..., None], whole, "training loss", rasterized)
-    _panel(panels[0, 1], steps, effective_step[..., None], whole, "effective step η = Σ μω", rasterized)
+    _panel(panels[0, 1], steps, total[..., None], whole, "effective step η = Σ μω", rasterized)
     flat = (*omega.shape[:2], -1)
     _panel(panels[1, 0], steps, omega.reshape(flat), groups, "ω of each head", rasterized, zero=True)
     _panel(panels[1, 1], steps, mu.reshape(flat), groups, "μ of each head", rasterized, zero=True)
