@@ -9,7 +9,7 @@ that their behaviour does not depend on, because no verdict may depend on either
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float

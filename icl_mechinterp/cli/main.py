@@ -51,7 +51,8 @@ def demo(
         run = _train(load_config("demo"), folder, resume=False)
         page = _page([run], None)
         say(f"\nThe run is in {folder}, its page is {page}")
-    _finish([*run.final_reports], strict)
+        reports = run.final_reports
+    _finish(reports, strict)
 
 
 @app.command()
@@ -128,9 +129,10 @@ def _train(config: "ExperimentConfig", folder: Path, *, resume: bool) -> "Run":
     from ..experiment import run as run_experiment
     from .show import print_report, print_seeds, say
 
-    if resume and _is_finished(folder, config.training.steps):
-        say(f"The run in {folder} is finished: all {config.training.steps:,} steps are done, nothing is left to train.")
+    finished = resume and _is_finished(folder, config.training.steps)
     run = run_experiment(config, out=folder, resume=resume)
+    if finished:
+        say(f"The run in {folder} was finished already: all {config.training.steps:,} steps are done.")
     reports = run.final_reports
     if len(reports) > 1:
         print_seeds(reports)
@@ -209,7 +211,9 @@ def user_errors(go_on: Sequence[str] = ()) -> Iterator[None]:
         raise
     except OSError as error:  # the files of the user's, not ours: unreadable, on a broken or full disk
         named = f"{error.filename} " if error.filename else ""
-        _tell(f"{named}could not be read or written ({error.strerror or error}). Check the path, its rights and the disk.")
+        _tell(
+            f"{named}could not be read or written ({error.strerror or error}). Check the path, its rights and the disk."
+        )
         raise typer.Exit(2) from None
     except KeyboardInterrupt as interrupt:
         told = str(interrupt) or "interrupted."

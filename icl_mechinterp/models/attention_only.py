@@ -55,6 +55,8 @@ def attention_only(
             raise ConfigError(f"{name} must be a whole number of at least 1; got {value!r}.", field=name)
     if init not in ("uniform", "normal"):
         raise ConfigError(f"init must be 'uniform' or 'normal'; got {init!r}.", field="init")
+    if isinstance(init_scale, bool) or not isinstance(init_scale, int | float) or not 0 <= init_scale < math.inf:
+        raise ConfigError(f"init_scale must be a finite number of at least 0; got {init_scale!r}.", field="init_scale")
     width = task.d + task.n_out
     d_head = width if d_head is None else d_head
     model = _frozen(task, n_heads, n_layers, d_head, 1 / math.sqrt(d_head) if scale is None else scale)

@@ -77,9 +77,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class SeedPage:
-    """Everything shown of one seed."""
+    """Everything shown of one seed; `stacked` when its pictures are too wide to stand beside the heads."""
 
     seed: int
+    stacked: bool
     report: ProbeReport | None
     lights: tuple[Light, ...]
     rows: tuple[Row, ...]
@@ -130,7 +131,8 @@ def run_page(run: Run, anchor: str, theory_lines: Mapping[str, float], *, intera
     """
     remarks: list[str] = []
     reports = _read(lambda: run.final_reports, (), "its probe reports cannot be read", remarks)
-    metrics, circuits = _history(run, remarks)
+    metrics = _group(lambda: run.metrics, "training curves", "omega", remarks)
+    circuits = _group(lambda: run.circuits, "circuits", "kq", remarks)
     if not reports:
         remarks.append("it has no probe report yet, so there is no verdict; a report is written at every checkpoint")
     by_seed = {report.seed: report for report in reports}
@@ -140,7 +142,7 @@ def run_page(run: Run, anchor: str, theory_lines: Mapping[str, float], *, intera
         title=run.path.name or str(run.path),
         path=str(run.path),
         subtitle=_task_line(run),
-        remarks=tuple(dict.fromkeys(remarks)),
+        remarks=tuple(remarks),
         n_seeds=len(run.seeds),
         seeds=tuple(
             _seed_page(run, by_seed.get(seed), circuits, index, anchor, interactive=interactive and index == 0)
@@ -170,6 +172,7 @@ def _seed_page(
 ) -> SeedPage:
     return SeedPage(
         seed=run.seeds[index],
+        stacked=circuits is not None and (circuits.sizes["head"] > 2 or circuits.sizes["key"] > 8),
         report=report,
         lights=() if report is None else _lights(report),
         rows=() if report is None else tuple(_row(probe, m) for probe, m in report.measurements),
@@ -279,7 +282,7 @@ def _trajectories(
     omega, mu = metrics["omega"].values, metrics["mu"].values
     figure = vis.trajectories(
         metrics["step"].values,
-        loss=metrics["loss"].values,
+        loss=metrics["loss"].values if "loss" in metrics else np.full(omega.shape[:2], np.nan),
         effective_step=metrics["effective_step"].values if "effective_step" in metrics else None,
         omega=omega,
         mu=mu,
@@ -307,16 +310,6 @@ def _verdicts(report: ProbeReport | None) -> dict[tuple[int, int], HeadVerdict]:
     return {} if report is None else {(h.layer, h.head): h for h in report.heads}
 
 
-def _history(run: Run, remarks: list[str]) -> tuple[xr.Dataset | None, xr.Dataset | None]:
-    """Metrics and circuits; `None` for what is not there, cannot be read or has no row yet."""
-    if not (run.path / "history.zarr").is_dir():
-        remarks.append("it has no training history yet")
-        return None, None
-    metrics = _read(lambda: run.metrics, None, "its metrics cannot be read", remarks)
-    circuits = _read(lambda: run.circuits, None, "its circuits cannot be read", remarks)
-    return _without_rows(metrics, "loss", remarks), _without_rows(circuits, "kq", remarks)
-
-
 def _read(ask: Callable[[], T], missing: T, remark: str, remarks: list[str]) -> T:
     try:
         return ask()
@@ -325,12 +318,13 @@ def _read(ask: Callable[[], T], missing: T, remark: str, remarks: list[str]) -> 
         return missing
 
 
-def _without_rows(dataset: xr.Dataset | None, name: str, remarks: list[str]) -> xr.Dataset | None:
-    """`None` for a history that has begun but holds no row."""
-    if dataset is None or (name in dataset and dataset.sizes["step"] > 0):
-        return dataset
-    remarks.append("its history is empty: nothing was captured yet")
-    return None
+def _group(ask: Callable[[], xr.Dataset], what: str, needed: str, remarks: list[str]) -> xr.Dataset | None:
+    """A group of the history; `None` when it cannot be read, or holds nothing yet."""
+    dataset = _read(ask, None, f"its {what} cannot be read", remarks)
+    if dataset is not None and (needed not in dataset or not dataset.sizes["step"]):
+        remarks.append(f"it has no {what} yet, because nothing was captured")
+        return None
+    return dataset
 
 
 def _task_line(run: Run) -> str:

@@ -19,7 +19,7 @@ def task_from_dict(record: Mapping[str, Any]) -> Task:
     """
     values = dict(record)
     kind = values.pop("kind", "linear_regression")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError(
             f"task.kind must be one of {', '.join(KINDS)}; got {kind!r}.{nearest(str(kind), KINDS)}", field="task.kind"
         )

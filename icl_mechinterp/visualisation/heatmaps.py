@@ -16,9 +16,10 @@ from .colours import INK, MEANINGLESS, NEGATIVE, POSITIVE, QUIET
 if TYPE_CHECKING:
     import matplotlib.figure
 
-_PER_ROW = 4  # heads side by side
+_PER_ROW = 4  # heads side by side, fewer when they would make the figure wider than a page
+_PAGE = 10.8  # inches
 _READABLE = 14  # token coordinates up to which a cell has room for its value
-_CELL = 0.36  # inches
+_CELL, _SMALL_CELL = 0.36, 0.29  # inches; the small ones for more than 8 coordinates
 
 
 def symmetric_limit(values: Float[np.ndarray, "..."], meaningful: Bool[np.ndarray, "..."] | None = None) -> float:
@@ -51,8 +52,8 @@ def kq_heatmaps(
         limit: of the colour scale; by default the largest identifiable entry.
     """
     limit = symmetric_limit(kq, identifiable) if limit is None else limit
-    size = max(1.7, _CELL * min(len(names), _READABLE))
-    columns = min(len(heads), _PER_ROW)
+    size = max(1.7, (_CELL if len(names) <= 8 else _SMALL_CELL) * min(len(names), _READABLE))
+    columns = max(1, min(len(heads), _PER_ROW, int(_PAGE / (size + 0.4))))
     rows = -(-len(heads) // columns)
     sheet = _Sheet(width=columns * (size + 0.4) + 1.2, height=rows * (size + 0.75))
     for index, title in enumerate(heads):

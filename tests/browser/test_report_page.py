@@ -99,10 +99,10 @@ def test_interactive_figures_are_drawn_and_swallow_nothing(visit):
     assert "Seed 1" in visit.page.locator("summary").all_inner_texts()[-1]
 
 
-def test_a_cell_tells_its_value_in_the_direction_that_is_said(visit):
-    """The canvas has colour where the matrix has: the diagonal, blue for the positive head."""
+def test_canvases_have_the_colours_of_their_heads(visit):
+    """The diagonal is blue for the positive head and orange for the negative one."""
     read = """canvas => {
-        const context = canvas.getContext("2d"), area = [0.62, 0.38].map(f => Math.round(f * canvas.width));
+        const context = canvas.getContext("2d");
         const data = context.getImageData(0, 0, canvas.width, canvas.height).data;
         let blue = 0, orange = 0;
         for (let i = 0; i < data.length; i += 4) {
@@ -153,9 +153,10 @@ def test_without_scripts_static_pictures_and_all_text_are_there(visit, quiet_vis
     assert all(line in visit.page.locator(".needs-script").all_inner_texts()[0] for line in missing)
 
 
-def test_printing_leaves_the_canvases_out_and_keeps_the_pictures(browser, report):
-    opened = Visit(browser, report)
-    opened.page.emulate_media(media="print")
-    assert not opened.page.locator(".needs-script").first.is_visible()
-    assert opened.page.locator("img").first.is_visible()
-    opened.context.close()
+def test_printing_leaves_the_canvases_out_and_keeps_the_pictures(visit):
+    visit.page.emulate_media(media="print")
+    try:
+        assert not visit.page.locator(".needs-script").first.is_visible()
+        assert visit.page.locator("img").first.is_visible()
+    finally:
+        visit.page.emulate_media(media="screen")

@@ -15,11 +15,12 @@ import torch
 from torch.testing import assert_close
 
 import icl_mechinterp as icl
+from icl_mechinterp.errors import ModelError
 from icl_mechinterp.results import ProbeReport
 from icl_mechinterp.tasks import LinearRegression
 from tests.planted import Heads, build, heads, on_manifold, optimal_step, sane_group, sane_pair, sane_scale
 
-PROMPTS = 10_000
+PROMPTS = 5_000
 
 GD = "debiased gradient descent"
 KERNEL = "kernel regressor"
@@ -209,8 +210,9 @@ VIOLATIONS = [
     ),
     Violation(
         "one-sided-sums", heads(5, [GAMMA, -GAMMA], [1.3 * MU, -0.7 * MU]), "+-",
-        {"zero_sum", "manifold_gap", "shift_labels"} | FUNCTION, "none",
-        "the mean label is left over, which shifts with the labels; each sum is 30 % off the manifold",
+        {"zero_sum", "manifold_gap", "shift_labels", "distance_nadaraya_watson"} | FUNCTION, "none",
+        "the mean label is left over, which shifts with the labels and brings the model nearer to a kernel with a mean "
+        "(.026) than to debiased GD (.21), though not near enough to be one; each sum is 30 % off the manifold",
     ),
     Violation(
         "mixed-heads-that-balance", joined(sane_pair(TASK, step=1.1), sane_pair(TASK, step=-0.1)), "+-mm",
@@ -250,8 +252,9 @@ VIOLATIONS = [
     ),
     Violation(
         "flat-head-with-value", PAIR.with_head(0.0, MU / 2), "+-0",
-        {"zero_sum", "shift_labels"} | FUNCTION, "none",
-        "flat attention adds half a mu times the mean label; its share is zero, so it is a dummy and shows in the sums",
+        {"zero_sum", "shift_labels", "distance_nadaraya_watson"} | FUNCTION, "none",
+        "flat attention adds half a mu times the mean label; its share is zero, so it is a dummy and shows in the sums, "
+        "and as above a kernel is nearer (.043) than debiased GD (.16)",
     ),
     Violation(
         "flat-heads-that-cancel", joined(PAIR, heads(5, [0.0, 0.0], [MU, -MU])), "+-00", set(), GD,
@@ -329,8 +332,8 @@ def departing(name: str) -> Heads:
         kq[2, 5, :5] = 0.8 * GAMMA
     elif name == "ov_last_entry":
         ov[2, 0, 0] = 0.5 * ov[2, 0, 5]
-    elif name == "sign_matching":
-        ov[2] *= -1
+    elif name == "sign_matching":  # and the others make up for it, so that the values still sum to zero
+        ov[:, 0, 5] = 2 * MU * torch.tensor([0.5, -0.49, -0.01], dtype=torch.float64)
     return Heads(kq, ov)
 
 
@@ -346,9 +349,8 @@ def test_a_departing_head_with_one_per_cent_neither_decides_nor_hides(name):
     assert len(report.notes) == 1
     for part in ("H2", name, "1.0% of the mass", "does not decide"):
         assert part in report.notes[0]
-    expected = {"manifold_gap"} if name == "sign_matching" else set()  # 2 % of one side changed sides: not past 3 %
-    assert names(report, "failed") <= expected
-    assert report.passed == (not names(report, "failed"))
+    assert names(report, "failed") == set()
+    assert report.passed
 
 
 # --- what a verdict must not depend on ----------------------------------------------------------------------------
@@ -461,7 +463,7 @@ def test_a_model_with_two_layers_has_no_taxonomy_and_its_loss_is_measured():
 def test_a_model_that_diverged_is_refused():
     kq = PAIR.kq.clone()
     kq[0, 0, 0] = float("nan")
-    with pytest.raises(icl.ModelError) as caught:
+    with pytest.raises(ModelError) as caught:
         icl.probe(build(PAIR.replaced(kq=kq), TASK, seed=None), TASK, prompts=100)
     for part in ("KQ", "NaN", "smaller lr"):
         assert part in str(caught.value)

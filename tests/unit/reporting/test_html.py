@@ -130,13 +130,14 @@ def test_run_without_anything_says_so(tmp_path):
     run = make_run(tmp_path / "bare", history=False, reports=())
     seen = visible(render_report([run], theory_lines={}))
     assert "no probe report yet" in seen
-    assert "no training history yet" in seen
+    assert "no training curves yet" in seen
+    assert "no circuits yet" in seen
     assert "CircuitsVis" not in render_report([run], theory_lines={})
 
 
 def test_run_with_an_empty_history_says_so(tmp_path):
     run = make_run(tmp_path / "empty", n_steps=0, reports=())
-    assert "nothing was captured yet" in visible(render_report([run], theory_lines=THEORY))
+    assert "because nothing was captured" in visible(render_report([run], theory_lines=THEORY))
 
 
 def test_damaged_parts_are_named_and_the_rest_is_shown(tmp_path):
@@ -145,6 +146,16 @@ def test_damaged_parts_are_named_and_the_rest_is_shown(tmp_path):
     seen = visible(render_report([run], theory_lines=THEORY))
     assert "probe reports cannot be read" in seen
     assert "Circuits at step 500" in seen
+
+
+def test_history_without_a_loss_has_the_other_curves(tmp_path):
+    run = make_run(tmp_path / "attached", history=False, reports=())
+    history = History(
+        run.path / "history.zarr", "metrics", dims=dict.fromkeys(("omega", "mu"), ("layer", "head")), labels={}
+    )
+    history.add(0, {"omega": np.ones((1, 1, 2)), "mu": np.ones((1, 1, 2))})
+    history.flush()
+    assert "Four line charts" in render_report([run], theory_lines=THEORY)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -203,7 +214,8 @@ def test_models_of_several_layers_have_a_picture_per_layer(tmp_path):
     history.flush()
     text = render_report([run], theory_lines=THEORY)
     assert "L1H1" in text
-    assert "metrics cannot be read" in visible(text)
+    assert "no training curves yet" in visible(text)
+    assert "no circuits yet" not in visible(text)
     figures = [json.loads(match) for match in re.findall(r"CircuitsVis\.AttentionPattern, (.*?)\)</script>", text)]
     # the query's label slot is empty in the first layer only
     assert [figure["attention"][-1] == [None] * 6 for figure in figures] == [True, True, False, False]
