@@ -110,7 +110,7 @@ def from_circuits(
             field="kq",
         )
     scale = 1 / math.sqrt(width) if scale is None else scale
-    model = _frozen(task, n_heads, 1, width, scale).to(dtype)
+    model = _frozen(task, n_heads, 1, width, scale).to(dtype, print_details=False)
     attention = model.blocks[0].attn
     identity = torch.eye(width, dtype=dtype).expand(n_heads, width, width)
     attention.W_Q.data.copy_(identity)
