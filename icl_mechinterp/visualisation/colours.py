@@ -16,6 +16,11 @@ LINES = ("#1f5fa8", "#b8500c", "#1a7f5a", "#8a3d8f", "#8c6d00", "#2b9bc4", "#6b6
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 
 
-def line_style(index: int) -> tuple[str, object]:
-    """Colour and dashes of the n-th line; neighbours differ in both, so that a grey print can still be read."""
-    return LINES[index % len(LINES)], DASHES[(index + index // len(LINES)) % len(DASHES)]
+def line_style(index: int, group: str = "") -> tuple[str, object]:
+    """Colour and dashes of the n-th line; neighbours differ in both, so that a grey print can still be read.
+
+    A group that says its sign has the colour that this sign has in the heat maps.
+    """
+    signs = {"positive": POSITIVE, "negative": NEGATIVE}
+    colour = next((c for sign, c in signs.items() if group.endswith(sign)), LINES[index % len(LINES)])
+    return colour, DASHES[(index + index // len(LINES)) % len(DASHES)]

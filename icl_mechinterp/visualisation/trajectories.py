@@ -86,7 +86,7 @@ def _panel(
     marker = "o" if len(steps) < 4 else ""  # a line of one point cannot be seen
     for index, group in enumerate(_in_order(groups)):
         lines = [values[s, :, i] for s, row in enumerate(groups) for i, name in enumerate(row) if name == group]
-        colour, dashes = line_style(index)
+        colour, dashes = line_style(index, group)
         style: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 4}
         label = group if group != "model" else None
         if not several:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from icl_mechinterp.visualisation import as_svg, trajectories
+from icl_mechinterp.visualisation.colours import NEGATIVE, POSITIVE, line_style
 
 STEPS = np.array([0, 10, 20, 30])
 THEORY = {"optimal_step": 0.9, "best_loss": 0.24, "bayes_risk": 0.21}
@@ -88,3 +89,8 @@ def test_many_lines_are_stored_as_pixels():
     text = as_svg(draw(11, steps=steps))
     assert "<image" in text
     assert len(text) < 1_500_000
+
+
+@pytest.mark.parametrize(("group", "colour"), [("H1 positive", POSITIVE), ("negative", NEGATIVE)])
+def test_a_sign_has_one_colour_in_every_picture(group: str, colour: str) -> None:
+    assert {line_style(index, group)[0] for index in range(9)} == {colour}

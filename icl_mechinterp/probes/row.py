@@ -1,0 +1,99 @@
+"""What a one-layer model computes for the query, taken apart: the place where interventions act.
+
+    s_h,l = z_l^T KQ_h z_query          scores            [batch head key_pos]
+    v_h,l = OV_h z_l                    values            [batch head key_pos out]
+    o_h   = sum_l softmax(s_h)_l v_h,l  outputs per head  [batch head out]
+    yhat  = sum_h o_h
+
+Query, keys and values may come from different prompts, and the softmax denominator from yet another; so every
+interchange and patch is a call with other arguments. A full hooked forward costs a hundred times more, so the row is
+what the causal probes run on, after `require_same_as_model` has held it against the model once.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from transformer_lens import HookedTransformer
+
+from .._types import Predictions, Prompts
+from ..circuits import Circuits
+from ..errors import ModelError
+from ..models import hooked_prediction, reason_not_fused
+
+Scores = Float[torch.Tensor, "batch head key_pos"]
+Values = Float[torch.Tensor, "batch head key_pos out"]
+Outputs = Float[torch.Tensor, "batch head out"]
+
+_TOLERANCE = 1e4  # in units of the model's machine epsilon, relative to the size of its predictions
+
+
+@dataclass(frozen=True)
+class Row:
+    """The circuits of a one-layer model, float64, ready to be run on the query's row.
+
+    Attributes:
+        kq: logit coefficients `[head key query]`, attention scale included.
+        ov: map from the attended token to the prediction `[head out token]`.
+        d: number of covariates.
+    """
+
+    kq: Float[torch.Tensor, "head key query"]
+    ov: Float[torch.Tensor, "head out token"]
+    d: int
+
+    @classmethod
+    def of(cls, circuits: Circuits) -> "Row":
+        """From the circuits of a one-layer model."""
+        assert circuits.n_layers == 1, "a row is the whole computation only in one layer"
+        return cls(circuits.kq[0].double(), circuits.ov[0].double(), circuits.d)
+
+    def scores(self, queries: Prompts, keys: Prompts) -> Scores:
+        """Logits of the query of `queries` against the context tokens of `keys`; its label slots are zero."""
+        into_query = queries[:, -1, : self.d] @ self.kq[..., : self.d].mT  # [head batch key]
+        return torch.einsum("hbk,blk->bhl", into_query, keys[:, :-1])
+
+    def values(self, prompts: Prompts) -> Values:
+        """What each context token would add if it were attended to."""
+        return torch.einsum("hot,blt->bhlo", self.ov, prompts[:, :-1])
+
+    def outputs(self, prompts: Prompts) -> Outputs:
+        """Each head's contribution to the clean prediction."""
+        return attend(self.scores(prompts, prompts), self.values(prompts))
+
+    def predict(self, prompts: Prompts) -> Predictions:
+        """The clean prediction."""
+        return self.outputs(prompts).sum(1)
+
+
+def attend(scores: Scores, values: Values, *, normaliser_of: Scores | None = None) -> Outputs:
+    """Attention-weighted values per head.
+
+    Args:
+        scores: of the query against the keys.
+        values: of the same context tokens.
+        normaliser_of: take the softmax denominator sum_l exp(s_l) from these scores instead.
+    """
+    log_denominator = torch.logsumexp(scores if normaliser_of is None else normaliser_of, dim=-1, keepdim=True)
+    return torch.einsum("bhl,bhlo->bho", (scores - log_denominator).exp(), values)
+
+
+def require_same_as_model(row: Row, model: HookedTransformer, z: Prompts) -> None:
+    """Checks once that the row is what the model computes, hooks of the user's included.
+
+    Raises:
+        ModelError: the model has parts that circuits cannot express, or predicts something else.
+    """
+    reason = reason_not_fused(model)
+    if reason is not None:
+        raise ModelError(f"interventions on the query's row need a one-layer attention-only model; {reason}.")
+    parameter = next(model.parameters())
+    with torch.no_grad():
+        hooked = hooked_prediction(model, z.to(parameter.dtype)).double()
+    size = float(hooked.square().mean().sqrt()) or 1.0
+    gap = float((row.predict(z.to(parameter.dtype).double()) - hooked).abs().max()) / size
+    if gap > _TOLERANCE * torch.finfo(parameter.dtype).eps:
+        raise ModelError(
+            f"the model predicts something else than its circuits do (by {gap:.2g} of the predictions' size): a hook "
+            "changes its forward pass. Remove that hook, or probe the model without the causal probes."
+        )
