@@ -1,4 +1,4 @@
-"""How often do both heads of a two-head model end with one sign? About a quarter of the seeds; of three heads, never.
+"""How often do both heads of a two-head model end with one sign? About a quarter of the seeds; of three heads, hardly ever.
 
 python benchmarks/same_sign_trap.py [SEEDS [STEPS]]
 

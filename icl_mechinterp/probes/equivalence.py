@@ -30,6 +30,7 @@ Predictor: TypeAlias = Callable[[Prompts], Predictions]
 
 _CHUNK = 4096  # prompts at a time: 8 MB of float64 per copy at d = 5, L = 40
 _FIT_PROMPTS = 2000
+_SCAN_PROMPTS = 500  # enough to tell 25 kernels apart; the search around the best one uses all
 _ALTERNATIVES = ("gd", "ridge", "nadaraya_watson")
 _CONSTANT = "the model predicts a constant: its variance is zero"
 
@@ -90,16 +91,16 @@ def fit_kernel(predict: Predictor, batch: Batch, task: Task) -> tuple[float, flo
 
     mu has a closed form given omega; omega is found by a scan over both signs and a bounded search around its best.
     """
-    yhat = predict(batch.z)
+    prediction = predict(batch.z)
 
-    def kernel(omega: float) -> tuple[float, float]:
-        basis = theory.nadaraya_watson(batch.z, omega, 1.0)
+    def kernel(omega: float, prompts: int = len(prediction)) -> tuple[float, float]:
+        yhat, basis = prediction[:prompts], theory.nadaraya_watson(batch.z[:prompts], omega, 1.0)
         mu = float((basis * yhat).mean() / basis.square().mean())
         return float((yhat - mu * basis).square().mean()), mu
 
     widest = 3.0 / np.sqrt(task.d)  # beyond it a kernel picks the one nearest example
     grid = np.linspace(-widest, widest, 25)
-    best = min(grid.tolist(), key=lambda omega: kernel(omega)[0])
+    best = min(grid.tolist(), key=lambda omega: kernel(omega, _SCAN_PROMPTS)[0])
     spacing = float(grid[1] - grid[0])
     search = {"bounds": (best - spacing, best + spacing), "method": "bounded", "options": {"maxiter": 20}}
     omega = float(minimize_scalar(lambda omega: kernel(omega)[0], **search).x)  # pyright: ignore[reportAttributeAccessIssue]

@@ -16,7 +16,7 @@ import icl_mechinterp as icl
 from icl_mechinterp.tasks import LinearRegression
 from tests.planted import Heads, build, heads, sane_group, sane_pair
 
-PROMPTS = 20_000
+PROMPTS = 10_000
 SIGMAS = 4.0
 
 TASK = LinearRegression(5, 40, 0.1)
@@ -141,9 +141,9 @@ def test_distances_to_gradient_descent_and_ridge_agree(pair):
 
 def test_distance_to_the_best_kernel_agrees(pair):
     """The kernel is searched here by another method, on these prompts, from several starts."""
-    task, planted, measured, sample = pair
+    _, planted, measured, sample = pair
     yhat = sample.model(planted)
-    first = Sample(*(part[:4000] for part in (sample.x, sample.y, sample.query, sample.target)))
+    first = Sample(*(part[:2000] for part in (sample.x, sample.y, sample.query, sample.target)))
     goal = first.model(planted)
 
     def gap(parameters):
@@ -160,7 +160,7 @@ def test_distance_to_the_best_kernel_agrees(pair):
 
 
 def test_shifts_agree(pair):
-    task, planted, measured, sample = pair
+    _, planted, measured, sample = pair
     yhat = sample.model(planted)
     for name, by in (("shift_covariates", {"x": 1.0}), ("shift_labels", {"y": 1.0})):
         moved = sample.moved(**by).model(planted)
@@ -175,6 +175,7 @@ def test_a_seed_gives_one_report_and_another_seed_another():
     assert first["results"][0] == other["results"][0]  # structure draws nothing
 
 
+@pytest.mark.slow
 def test_estimates_scatter_as_their_standard_errors_say():
     """Over 40 seeds, (estimate - mean) / stderr has a variance near one: chi^2 with 39 degrees, three-sigma band."""
     task, planted = MODELS["published-pair"]
@@ -187,6 +188,7 @@ def test_estimates_scatter_as_their_standard_errors_say():
         assert abs(ratio - 1) < 3 * np.sqrt(2 / 39) + 0.15, (name, ratio)  # heavy tails of squares add a little
 
 
+@pytest.mark.slow
 def test_the_default_probe_takes_seconds():
     model = build(sane_pair(TASK), TASK)
     start = time.perf_counter()
