@@ -20,8 +20,8 @@ class Thresholds:
             errors are the same from .001 to .003 and a tenth of a per cent higher up to .009; they pass 1 % at .0003
             and at .02.
         hidden_share: a head whose diagonal has both signs can have a mean near zero; it is still no dummy if
-            |mu| times the mean |diagonal| is more than this share. A flat head's diagonal is noise, which
-            must not count: .01 at mu of 3 is a share of .03. Planted: no errors up to .03, .2 % at .05, 1.3 % at .08.
+            |mu| times the mean |diagonal| is more than this share. A flat head's diagonal is noise, which must not
+            count: .01 at mu of 3 is a share of .03. Planted: no errors from .001 to .03, .2 % at .05, 1.3 % at .08.
         opposite_diagonal: a diagonal has both signs when the smaller side reaches this fraction of the larger.
         off_diagonal_energy: published .0015 for H = 2 and 4, trained .0003 to .0016 for H = 2. H = 8 fails: published
             .043, trained .03 even after 40,000 steps; its function is debiased GD before its matrices are clean.
@@ -46,7 +46,7 @@ class Thresholds:
     """
 
     dummy_share: float = 0.005
-    hidden_share: float = 0.05
+    hidden_share: float = 0.03
     opposite_diagonal: float = 0.1
     off_diagonal_energy: float = 0.01
     within_head_spread: float = 0.05
