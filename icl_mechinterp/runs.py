@@ -81,6 +81,11 @@ class Run:
         Raises:
             RunError: the step was not saved (the message lists those that were), or there is no checkpoint.
         """
+        if "attached" in self.config and not self.steps:
+            raise RunError(
+                f"{self.path} is a run that was attached to somebody's own loop, and such a run has no checkpoints unless "
+                "asked for: icl.attach(..., checkpoint=True). Its circuits, metrics and reports are here."
+            )
         folder = self.path / "checkpoints"
         if step is not None and step not in self.steps:
             saved = ", ".join(map(str, self.steps))

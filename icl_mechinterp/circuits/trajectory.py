@@ -54,6 +54,10 @@ class History:
     ) -> None:
         self.path, self.name, self.dims = path, group, {name: tuple(axes) for name, axes in dims.items()}
         self._rows: list[tuple[int, dict[str, np.ndarray]]] = []
+        # opening an array again and measuring it costs more than appending to it
+        self._open: dict[str, zarr.Array] = {}
+        self._length: int | None = None
+        self._synced: dict[str, int] = {}
         self._remove_leftovers()
         attributes = {"schema_version": SCHEMA_VERSION, "labels": {k: list(v) for k, v in labels.items()}}
         with _damage_told(path / group):
@@ -72,6 +76,7 @@ class History:
         if not self._rows:
             return
         start = len(self)
+        self._length = None  # unknown until everything is written
         for name, axes in self.dims.items():
             block = np.stack([row[name] for _, row in self._rows], axis=1)
             array = self._array(name, block, ("seed", "step", *axes))
@@ -82,6 +87,7 @@ class History:
         array.resize((start + len(steps),))
         array[start:] = steps
         self._rows.clear()
+        self._length = start + len(steps)
 
     def cut(self, length: int) -> None:
         """Drops all rows from `length` on, and what is buffered.
@@ -99,20 +105,31 @@ class History:
                 )
             if "step" in self._group:
                 self._array("step", np.empty(0, np.int64), ("step",)).resize((length,))
+            self._length = length
 
     def sync(self) -> None:
-        """Makes what was flushed survive a power failure."""
+        """Makes what was flushed survive a power failure; files that have not changed since the last time are left out."""
+        self._sync(str(self.path.parent), str(self.path), str(self.path / "zarr.json"))
         for folder, _, files in os.walk(self.path / self.name):
-            for file in (*files, "."):
-                descriptor = os.open(os.path.join(folder, file), os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+            self._sync(*(os.path.join(folder, file) for file in files), folder)
+
+    def _sync(self, *paths: str) -> None:
+        for path in paths:
+            changed = os.stat(path).st_mtime_ns
+            if self._synced.get(path) == changed:
+                continue
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            self._synced[path] = changed
 
     def __len__(self) -> int:
         """Number of rows on disk."""
-        return _length(self._group)
+        if self._length is None:
+            self._length = _length(self._group)
+        return self._length
 
     def _remove_leftovers(self) -> None:
         """zarr's temporary files, left by a kill while it wrote one."""
@@ -120,6 +137,8 @@ class History:
             file.unlink(missing_ok=True)
 
     def _array(self, name: str, block: np.ndarray, dims: tuple[str, ...]) -> zarr.Array:
+        if name in self._open:
+            return self._open[name]
         if name not in self._group:
             axis = dims.index("step")
             empty = (*block.shape[:axis], 0, *block.shape[axis + 1 :])
@@ -132,6 +151,7 @@ class History:
             )
         array = self._group[name]
         assert isinstance(array, zarr.Array)
+        self._open[name] = array
         return array
 
 

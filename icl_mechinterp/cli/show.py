@@ -33,10 +33,14 @@ def print_report(report: ProbeReport) -> None:
     for probe, measurement in report.measurements:
         if measurement.status == "undecided":
             console.print(
-                f"? {probe}.{measurement.name}: {measurement.reason}", style="yellow", highlight=False, markup=False
+                f"? {probe}.{measurement.name}: {measurement.reason}",
+                style="yellow",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
             )
     for note in report.notes:
-        console.print(f"note: {note}", style="dim", highlight=False, markup=False)
+        console.print(f"note: {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
     if report.heads:
         heads = Table(box=None, pad_edge=False, header_style="dim")
         for column in ("head", "is", "omega", "mu", "share"):
@@ -70,7 +74,8 @@ def print_seeds(reports: Sequence[ProbeReport]) -> None:
     console.print(table)
     console.print("heads: p positive, n negative, d dummy, m mixed", style="dim")
     counts = Counter(report.algorithm for report in reports)
-    parts = (f"{count} of {len(reports)} seeds: {algorithm}" for algorithm, count in counts.most_common())
+    names = {"none": "none of the named algorithms"}
+    parts = (f"{count} of {len(reports)} seeds: {names.get(name, name)}" for name, count in counts.most_common())
     console.print("; ".join(parts), style="bold", highlight=False, markup=False)
 
 

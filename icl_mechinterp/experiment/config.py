@@ -18,6 +18,8 @@ from ..tasks import Task, task_from_dict
 from ..training import Settings, resolve_seeds
 from ..training.schedule import Schedule
 
+# What a run's own config.yaml says beside the config, so that it can be trained from again
+_PROVENANCE = ("schema_version", "versions", "git_revision")
 # YAML 1.1 reads 1e-3 as a string, because it has no dot; every user means the number
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
@@ -165,7 +167,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Experiment
     Raises:
         ConfigError: missing, not YAML, not a mapping, an unknown or mistyped key, a wrong value.
     """
-    values = _read_yaml(_find(source))
+    values = {key: value for key, value in _read_yaml(_find(source)).items() if key not in _PROVENANCE}
     for override in overrides:
         _override(values, override)
     return ExperimentConfig.from_dict(values)
@@ -194,7 +196,7 @@ def _find(source: str | Path) -> Path:
     )
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(path: Path) -> dict[Any, Any]:
     try:
         values = yaml.safe_load(path.read_text("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -209,7 +211,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def _override(values: dict[str, Any], override: str) -> None:
+def _override(values: dict[Any, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ConfigError(f"an override is written key=value, as in task.d=8; got '{override}'.")

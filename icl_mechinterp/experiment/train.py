@@ -2,8 +2,10 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -163,8 +165,8 @@ def _train(
     for model in models:
         resolve_coordinates(model, task)
         config.require_trainable(model)
-    owner = tempfile.TemporaryDirectory(prefix="icl-run-") if out is None else None
-    path = Path(owner.name) / "run" if owner is not None else Path(str(out))
+    owner = _TemporaryFolder() if out is None else None
+    path = owner.path / "run" if owner is not None else Path(str(out))
     reporter = guarded(tracker or (ConsoleTracker() if progress else NullTracker()))
     before = _run_to_resume(path) if resume else None
     settings = config.settings(_threads(models, before))
@@ -235,6 +237,14 @@ def _run(
     finally:
         reporter.finish()
         state.stack.release()
+
+
+class _TemporaryFolder:
+    """A folder that is deleted with this object; tempfile's own class warns its user of that, who never saw it."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="icl-run-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 def _run_to_resume(path: Path) -> Run:

@@ -5,6 +5,7 @@ Everything goes to stderr, so that stdout holds results only.
 """
 
 import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -65,7 +66,7 @@ def line(progress: Progress) -> str:
     optimum = "" if progress.best_loss is None else f" (optimum {progress.best_loss:.4f})"
     return (
         f"step {progress.step:>7,}/{progress.steps:,}  loss {_loss(progress)}{optimum}  sum mu*omega {_steps(progress)}  "
-        f"{labels}  {progress.steps_per_second:,.0f} steps/s  {_clock(progress.seconds_left)} left"
+        f"{labels}  {_speed(progress)}"
     )
 
 
@@ -75,8 +76,7 @@ def picture(progress: Progress) -> Group:
     top.add_row(
         f"step {progress.step:,} / {progress.steps:,}",
         ProgressBar(total=progress.steps, completed=progress.step, width=24),
-        f"{progress.steps_per_second:,.0f} steps/s",
-        f"{_clock(progress.seconds_left)} left",
+        _speed(progress),
     )
     facts = Text(f"loss {_loss(progress)}")
     if progress.best_loss is not None:
@@ -122,8 +122,8 @@ def _loss(progress: Progress) -> str:
     losses = sorted(progress.losses)
     if not all(map(math.isfinite, losses)):  # before the first step there is none
         return "–"
-    middle = losses[len(losses) // 2]
-    return f"{middle:.4f}" if len(losses) == 1 else f"{middle:.4f} [{losses[0]:.4f}, {losses[-1]:.4f}]"
+    middle = f"{statistics.median(losses):.4f}"
+    return middle if len(losses) == 1 else f"{middle} [{losses[0]:.4f}, {losses[-1]:.4f}]"
 
 
 def _steps(progress: Progress) -> str:
@@ -137,9 +137,13 @@ def _label_counts(progress: Progress) -> dict[str, int]:
     return {label: counts[label] for label in _STYLES if counts[label]}
 
 
+def _speed(progress: Progress) -> str:
+    if not progress.steps_per_second:
+        return "starting"
+    return f"{progress.steps_per_second:,.0f} steps/s  {_clock(progress.seconds_left)} left"
+
+
 def _clock(seconds: float) -> str:
-    if seconds == float("inf"):
-        return "?"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
