@@ -24,9 +24,8 @@ def main() -> int:
         reports = run.final_reports
         trapped = [r.seed for r in reports if len({h.label for h in r.heads} - {"dummy"}) == 1]
         low, high = binomtest(len(trapped), seeds).proportion_ci(method="wilson")
-        print(
-            f"H = {n_heads}: {len(trapped)} of {seeds} seeds have heads of one sign: {len(trapped) / seeds:.2f} [{low:.2f}, {high:.2f}]"
-        )
+        share = f"{len(trapped) / seeds:.2f} [{low:.2f}, {high:.2f}]"
+        print(f"H = {n_heads}: {len(trapped)} of {seeds} seeds have heads of one sign: {share}")
         print(f"  seeds {trapped}")
         print(f"  verdicts {dict(Counter(r.algorithm for r in reports))}")
     return 0

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from .experiment import ExperimentConfig as ExperimentConfig
     from .experiment import run as run
     from .experiment import train as train
+    from .importing import export_weights as export_weights
+    from .importing import import_weights as import_weights
+    from .models import Coordinates as Coordinates
     from .models import attention_only as attention_only
+    from .models import fit_coordinates as fit_coordinates
     from .probes import probe as probe
     from .results import HeadVerdict as HeadVerdict
     from .results import Measurement as Measurement
@@ -29,6 +33,7 @@ _HOME = {
     "Batch": "tasks",
     "Circuits": "circuits",
     "ConfigError": "errors",
+    "Coordinates": "models",
     "ExperimentConfig": "experiment",
     "HeadVerdict": "results",
     "LinearRegression": "tasks",
@@ -39,6 +44,9 @@ _HOME = {
     "UserError": "errors",
     "attention_only": "models",
     "circuits": "circuits",
+    "export_weights": "importing",
+    "fit_coordinates": "models",
+    "import_weights": "importing",
     "load_run": "runs",
     "probe": "probes",
     "run": "experiment",

@@ -18,7 +18,7 @@ def assert_close(actual, expected, *, rtol: float | None = None, atol: float = 0
 def closed_form(z: np.ndarray, kq: np.ndarray, ov: np.ndarray) -> np.ndarray:
     """arXiv 2503.12734, section 1.3, one prompt and one head at a time:
 
-        yhat = sum_h (OV_h)_label . Z softmax(Z^T KQ_h z_query),  Z the context tokens as columns
+    yhat = sum_h (OV_h)_label . Z softmax(Z^T KQ_h z_query),  Z the context tokens as columns
     """
     predictions = []
     for prompt in z:
@@ -34,5 +34,8 @@ def closed_form(z: np.ndarray, kq: np.ndarray, ov: np.ndarray) -> np.ndarray:
 
 def within_stderr(value: float, expected: float, stderr: float, *, sigmas: float = 4.0) -> None:
     """Asserts that a Monte-Carlo value agrees with the truth in units of its own standard error."""
-    assert stderr > 0 and math.isfinite(stderr)
-    assert abs(value - expected) < sigmas * stderr, f"{value} is {abs(value - expected) / stderr:.1f} stderr from {expected}"
+    assert stderr > 0
+    assert math.isfinite(stderr)
+    assert abs(value - expected) < sigmas * stderr, (
+        f"{value} is {abs(value - expected) / stderr:.1f} stderr from {expected}"
+    )

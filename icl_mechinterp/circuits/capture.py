@@ -6,7 +6,7 @@ respect to KQ and OV. Hooks are plain PyTorch handles on TransformerLens' hook p
 nothing else, also when a hook raises, so a user's hooks survive and the clean forward stays bit-identical.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,10 +14,12 @@ import torch
 from jaxtyping import Float
 from transformer_lens import HookedTransformer
 
-from .._types import HeadKQ, HeadOV, Predictions
+from .._types import HeadKQ, HeadOV, Predictions, Prompts
 from ..errors import ModelError
 from ..models import Coordinates, hooked_prediction
 from ..models import _tl as tl
+from ..models.coordinates import fitted
+from ..models.predict import forward_pass
 from ..tasks import Batch, Task
 from .extract import Circuits, circuits
 
@@ -31,6 +33,7 @@ class Snapshot:
         attention: the query's attention to the context tokens, `[layer head prompt pos]`.
         prediction: of the hooked model on the fixed prompts, `[batch out]`.
         kq_gradient, ov_gradient: gradient of the mean squared error on the fixed prompts; `None` unless asked for.
+        coordinates: where the task's coordinates were found; `None` where the residual stream is the prompt.
     """
 
     circuits: Circuits
@@ -38,6 +41,7 @@ class Snapshot:
     prediction: Predictions
     kq_gradient: HeadKQ | None = None
     ov_gradient: HeadOV | None = None
+    coordinates: Coordinates | None = None
 
 
 class Capture:
@@ -48,60 +52,100 @@ class Capture:
         prompts: the fixed evaluation batch.
         gradients: also record the gradients of KQ and OV (one-layer models whose residual stream is the prompt).
         attention_prompts: attention is kept for this many prompts, the first ones.
+        predict: how prompts become predictions, for a model that is called in another way than ours; it must run the
+            model's blocks once.
     """
 
-    def __init__(self, task: Task, prompts: Batch, *, gradients: bool = False, attention_prompts: int = 8) -> None:
+    def __init__(
+        self,
+        task: Task,
+        prompts: Batch,
+        *,
+        gradients: bool = False,
+        attention_prompts: int = 8,
+        predict: Callable[[Prompts], Predictions] | None = None,
+    ) -> None:
         self.task, self.prompts, self.gradients = task, prompts, gradients
-        self.attention_prompts = attention_prompts
+        self.attention_prompts, self.predict = attention_prompts, predict
         self._tested: set[int] = set()
 
     def __call__(self, model: HookedTransformer, *, coordinates: Coordinates | None = None) -> Snapshot:
         """One snapshot; exactly one extra forward pass.
+
+        Coordinates that were fitted (they carry an `embed` or `unembed`) are fitted anew to what this pass shows.
 
         Raises:
             ModelError: a hook point is missing or has no effect, or gradients are asked of a model that is not a
                 one-layer model on bare prompts.
         """
         model = tl.require_hooked_transformer(model)
-        if id(model) not in self._tested:
-            require_live_hooks(model, self.prompts.z[:2])
-            self._tested.add(id(model))
-        if self.gradients and (model.cfg.n_layers > 1 or coordinates is not None):
+        if self.gradients and (model.cfg.n_layers > 1 or coordinates is not None or self.predict is not None):
             raise ModelError(
                 f"gradients of KQ and OV are recorded for one-layer models on bare prompts; this one has "
                 f"{model.cfg.n_layers} layers. Leave `gradients` off."
             )
-        with torch.set_grad_enabled(self.gradients), recorded(model, "attn_scores", "pattern") as activations:
-            prediction = hooked_prediction(model, self.prompts.z)
+        like = next(model.parameters())
+        batch = Batch(*(tensor.to(like.device, like.dtype) for tensor in self.prompts))
+        coordinates = None if coordinates is None else coordinates.to(like)
+        with torch.set_grad_enabled(self.gradients):
+            self._test_hooks(model, batch.z[:2], coordinates)
+            with recorded(model, "attn_scores", "pattern") as activations:
+                prediction, coordinates = self._forward(model, batch.z, coordinates)
         patterns = torch.stack([pattern.detach() for pattern in activations["pattern"]])
         kq_gradient, ov_gradient = None, None
         if self.gradients:
-            kq_gradient, ov_gradient = self._gradients(prediction, activations["attn_scores"][0], patterns[0])
+            kq_gradient, ov_gradient = _gradients(batch, prediction, activations["attn_scores"][0], patterns[0])
         return Snapshot(
             circuits(model, self.task, coordinates=coordinates),
-            patterns[:, : self.attention_prompts, :, -1, :-1].transpose(1, 2).clone(),
-            prediction.detach().clone(),
+            patterns[:, : self.attention_prompts, :, -1, :-1].transpose(1, 2).clone().cpu(),
+            prediction.detach().clone().cpu(),
             kq_gradient,
             ov_gradient,
+            coordinates,
         )
 
-    def _gradients(
-        self,
-        prediction: Predictions,
-        scores: Float[torch.Tensor, "batch head query_pos key_pos"],
-        pattern: Float[torch.Tensor, "batch head query_pos key_pos"],
-    ) -> tuple[HeadKQ, HeadOV]:
-        """Gradients of the collapsed circuits; the parameters' own `.grad` is left alone.
+    def _test_hooks(self, model: HookedTransformer, z: Prompts, coordinates: Coordinates | None) -> None:
+        """Once per model."""
+        if id(model) not in self._tested:
+            require_live_hooks(model, z if coordinates is None else coordinates.embedded(z))
+            self._tested.add(id(model))
 
-        logit = z_key^T kq z_query and yhat = sum_h ov_h . (pattern @ z), so both follow from what the hooks saw.
-        """
-        z, target = self.prompts
-        loss = (prediction - target).square().mean()
-        d_prediction, d_scores = torch.autograd.grad(loss, [prediction, scores])
-        context, query = z[:, :-1], z[:, -1]
-        kq = torch.einsum("bhl,blk,bq->hkq", d_scores[:, :, -1, :-1], context, query)
-        ov = torch.einsum("bo,bhl,blt->hot", d_prediction, pattern[:, :, -1, :-1], context)
-        return kq[None], ov[None]
+    def _forward(
+        self, model: HookedTransformer, z: Prompts, coordinates: Coordinates | None
+    ) -> tuple[Predictions, Coordinates | None]:
+        """Predictions, and the coordinates as this pass shows them."""
+        if self.predict is not None:
+            prediction = self.predict(z)
+            if coordinates is not None and coordinates.embed is not None:
+                maps = {"embed": coordinates.embed, "unembed": coordinates.unembed, "own": coordinates.read_out}
+                coordinates = fitted(z, coordinates.embedded(z), None, None, **maps)
+            return prediction, coordinates
+        if coordinates is None:
+            return hooked_prediction(model, z), None
+        seen = forward_pass(model, z, coordinates)
+        if coordinates.embed is None and coordinates.unembed is None:
+            return seen.prediction, coordinates
+        maps = {"embed": coordinates.embed, "unembed": coordinates.unembed, "own": coordinates.read_out}
+        return seen.prediction, fitted(z, seen.embedded, seen.residual, seen.output, **maps)
+
+
+def _gradients(
+    batch: Batch,
+    prediction: Predictions,
+    scores: Float[torch.Tensor, "batch head query_pos key_pos"],
+    pattern: Float[torch.Tensor, "batch head query_pos key_pos"],
+) -> tuple[HeadKQ, HeadOV]:
+    """Gradients of the collapsed circuits; the parameters' own `.grad` is left alone.
+
+    logit = z_key^T kq z_query and yhat = sum_h ov_h . (pattern @ z), so both follow from what the hooks saw.
+    """
+    z, target = batch
+    loss = (prediction - target).square().mean()
+    d_prediction, d_scores = torch.autograd.grad(loss, [prediction, scores])
+    context, query = z[:, :-1], z[:, -1]
+    kq = torch.einsum("bhl,blk,bq->hkq", d_scores[:, :, -1, :-1], context, query)
+    ov = torch.einsum("bo,bhl,blt->hot", d_prediction, pattern[:, :, -1, :-1], context)
+    return kq[None].cpu(), ov[None].cpu()
 
 
 @contextmanager
@@ -135,8 +179,10 @@ def _appender(activations: list[torch.Tensor]):
     return record
 
 
-def require_live_hooks(model: HookedTransformer, z: Float[torch.Tensor, "batch pos token"]) -> None:
+def require_live_hooks(model: HookedTransformer, z: Float[torch.Tensor, "batch pos d_model"]) -> None:
     """Checks that what we record is what the model uses: replacing a pattern must change the prediction.
+
+    `z` is what enters the first block.
 
     Some versions and wrappers of TransformerLens have hook points whose edits are silently ignored; reading them would
     then say nothing about the model. The test moves all attention of the query to the first context token. A model

@@ -3,6 +3,8 @@
 from .attention_only import attention_only as attention_only
 from .attention_only import from_circuits as from_circuits
 from .coordinates import Coordinates as Coordinates
+from .coordinates import fit_coordinates as fit_coordinates
+from .coordinates import require_fitting as require_fitting
 from .coordinates import resolve_coordinates as resolve_coordinates
 from .fused import collapse as collapse
 from .fused import fused_prediction as fused_prediction

@@ -12,7 +12,10 @@ from ..models import Coordinates, reason_not_fused
 from ..models import _tl as tl
 from ..results import ProbeReport, ProbeResult
 from ..tasks import Task
+from .ablation import ablation
 from .equivalence import equivalence, model_predictor
+from .interchange import interchange, low_level
+from .patching import patching
 from .structure import structure
 from .taxonomy import classify
 from .thresholds import THRESHOLDS, Thresholds
@@ -20,6 +23,11 @@ from .verdict import conclude
 
 PROBES = ("structure", "equivalence")
 """The default probes; the taxonomy of heads comes with every report."""
+
+CAUSAL_PROBES = ("ablation", "patching", "interchange")
+"""Interventions, asked on request: what the model does with its weights. They join the verdict of a report they are in."""
+
+_ALL = (*PROBES, *CAUSAL_PROBES)
 
 _PROMPTS = 100_000
 _PROMPTS_HOOKED = 5_000  # a full forward pass costs 100 times the query's row
@@ -42,7 +50,7 @@ def probe(
         task: what it was trained on.
         seed: of the prompts on which it is evaluated; the same seed gives the same report.
         prompts: how many; 100,000 by default, 5,000 for models that need their full forward pass.
-        probes: which questions to ask, of `PROBES`.
+        probes: which questions to ask, of `PROBES` and `CAUSAL_PROBES`; the latter draw prompts of their own number.
         thresholds: bounds that decide; the defaults are calibrated on planted models.
         coordinates: where the task's coordinates are in the residual stream of a model with its own embedding.
 
@@ -56,9 +64,9 @@ def probe(
     """
     model = tl.require_hooked_transformer(model)
     for name in probes:
-        if name not in PROBES:
+        if name not in _ALL:
             raise ConfigError(
-                f"there is no probe '{name}'; choose from {', '.join(PROBES)}.{nearest(name, PROBES)}", field="probes"
+                f"there is no probe '{name}'; choose from {', '.join(_ALL)}.{nearest(name, _ALL)}", field="probes"
             )
     found = _finite(circuits(model, task, coordinates=coordinates))
     fused = reason_not_fused(model) is None
@@ -73,6 +81,12 @@ def probe(
     if "equivalence" in probes:
         predict = model_predictor(model, found)
         results.append(equivalence(predict, heads, task, prompts=prompts, seed=seed, thresholds=thresholds))
+    if "ablation" in probes:
+        results.append(ablation(model, found, heads, task, seed=seed))
+    if "patching" in probes:
+        results.append(patching(model, found, heads, task, seed=seed))
+    if "interchange" in probes:
+        results.append(interchange(low_level(model, found, task), heads, task, seed=seed))
     return _report(found, heads, results, task, seed, thresholds)
 
 

@@ -10,6 +10,7 @@ interchange and patch is a call with other arguments. A full hooked forward cost
 what the causal probes run on, after `require_same_as_model` has held it against the model once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +21,15 @@ from .._types import Predictions, Prompts
 from ..circuits import Circuits
 from ..errors import ModelError
 from ..models import hooked_prediction, reason_not_fused
+from ..results import HeadVerdict
 
 Scores = Float[torch.Tensor, "batch head key_pos"]
 Values = Float[torch.Tensor, "batch head key_pos out"]
 Outputs = Float[torch.Tensor, "batch head out"]
 
 _TOLERANCE = 1e4  # in units of the model's machine epsilon, relative to the size of its predictions
+_COMPARED = 32  # prompts on which row and model are held against each other
+_CHUNK = 256  # prompts at a time: scores and values of four heads at L = 40 stay in the cache
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,29 @@ class Row:
         assert circuits.n_layers == 1, "a row is the whole computation only in one layer"
         return cls(circuits.kq[0].double(), circuits.ov[0].double(), circuits.d)
 
+    @classmethod
+    def ideal(cls, heads: Sequence[HeadVerdict], d: int) -> "Row":
+        """What the taxonomy says the heads are, and nothing else: KQ = omega_h I, OV reads the label with mu_h.
+
+        The prediction is sum_h mu_h sum_l softmax_l(omega_h x_l.x_q) y_l; dummies keep their own omega and mu.
+        """
+        kq, ov = torch.zeros(len(heads), d + 1, d + 1).double(), torch.zeros(len(heads), 1, d + 1).double()
+        for index, head in enumerate(heads):
+            kq[index].diagonal()[:d] = head.omega
+            ov[index, 0, d] = head.mu
+        return cls(kq, ov, d)
+
+    @property
+    def reads_label_keys(self) -> bool:
+        """Whether labels move the attention; always, if only slightly, in a trained model."""
+        return bool(self.kq[:, self.d :, : self.d].any())
+
+    def blind_to_label_keys(self) -> "Row":
+        """The same model with keys that do not read labels: its predictions are linear in them."""
+        kq = self.kq.clone()
+        kq[:, self.d :] = 0.0
+        return Row(kq, self.ov, self.d)
+
     def scores(self, queries: Prompts, keys: Prompts) -> Scores:
         """Logits of the query of `queries` against the context tokens of `keys`; its label slots are zero."""
         into_query = queries[:, -1, : self.d] @ self.kq[..., : self.d].mT  # [head batch key]
@@ -59,7 +86,7 @@ class Row:
 
     def outputs(self, prompts: Prompts) -> Outputs:
         """Each head's contribution to the clean prediction."""
-        return attend(self.scores(prompts, prompts), self.values(prompts))
+        return torch.cat([attend(self.scores(part, part), self.values(part)) for part in prompts.split(_CHUNK)])
 
     def predict(self, prompts: Prompts) -> Predictions:
         """The clean prediction."""
@@ -97,3 +124,27 @@ def require_same_as_model(row: Row, model: HookedTransformer, z: Prompts) -> Non
             f"the model predicts something else than its circuits do (by {gap:.2g} of the predictions' size): a hook "
             "changes its forward pass. Remove that hook, or probe the model without the causal probes."
         )
+
+
+def row_or_reason(
+    model: HookedTransformer, circuits: Circuits, heads: Sequence[HeadVerdict], prompts: Prompts
+) -> Row | str:
+    """The row of a model on which interventions say something, or why there is none.
+
+    Args:
+        model: whose forward, hooks included, the row must reproduce.
+        circuits: of the model.
+        heads: its taxonomy, empty for models of several layers or labels.
+        prompts: some on which both are compared.
+    """
+    if not heads:
+        return (
+            f"the model has {circuits.n_layers} layers and {circuits.ov.shape[-2]} label slot(s); interventions are "
+            "held against theory for one-layer models with one label, whose heads read the context labels directly"
+        )
+    row = Row.of(circuits)
+    try:
+        require_same_as_model(row, model, prompts[:_COMPARED])
+    except ModelError as error:
+        return str(error)
+    return row

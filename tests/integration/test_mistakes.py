@@ -772,6 +772,25 @@ def test_a_display_that_fails_never_stops_training(
     assert outcome.stderr.count("\n") == 1
 
 
+def test_ctrl_c_where_nothing_is_lost(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("icl_mechinterp.probes.probe", interrupted)
+    assert cli("probe", run) == Outcome(130, "", f"{PREFIX}interrupted.\n")
+
+
+def test_ctrl_c_in_the_demo_names_the_command_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt("interrupted; runs/demo holds the run up to step 7. Go on with --resume.")
+
+    monkeypatch.setattr("icl_mechinterp.experiment.run", interrupted)
+    outcome = cli("demo")
+    assert outcome.code == 130
+    assert "up to step 7" in outcome.stderr
+    assert outcome.stderr.endswith("icl-mechinterp train demo --out runs/demo --resume\n")
+
+
 # --- usage --------------------------------------------------------------------------------------------------------
 
 USAGE = {

@@ -356,7 +356,7 @@ def test_without_any_checkpoint_it_starts_again(cut: tuple[Path, Path]) -> None:
 )
 def test_killed_at_random_moments(tmp_path: Path, whole: Whole, changes: dict[str, Any]) -> None:
     """Processes killed with SIGKILL; a server that has the imports done starts them within milliseconds."""
-    training = {"steps": 3000, "every": 9, "checkpoint_every": 30, **changes.get("training", {})}
+    training = {"steps": 1200, "every": 9, "checkpoint_every": 40, **changes.get("training", {})}
     values = config(**{**changes, "training": training})
     out = tmp_path / "cut"
     context = multiprocessing.get_context("forkserver")
@@ -367,7 +367,7 @@ def test_killed_at_random_moments(tmp_path: Path, whole: Whole, changes: dict[st
         options = {"out": out, "resume": resume, "progress": False}
         process = context.Process(target=run_experiment, args=(values,), kwargs=options)
         process.start()
-        if kills < 12:
+        if kills < 8:
             wait_for_progress(out, process, moments.uniform(0.0, 0.5))
             process.kill()
         process.join()

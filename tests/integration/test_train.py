@@ -121,8 +121,11 @@ def test_run_takes_a_config_as_plain_values(tmp_path: Path) -> None:
     run = icl.run(config, out=tmp_path / "run", progress=False)
     assert run.seeds == (0, 1)
     assert run.task == TASK
-    assert run.model(step=0, seed=1).blocks[0].attn.W_Q.detach().equal(
-        icl.attention_only(TASK, 1, seed=1).blocks[0].attn.W_Q.detach()
+    assert (
+        run.model(step=0, seed=1)
+        .blocks[0]
+        .attn.W_Q.detach()
+        .equal(icl.attention_only(TASK, 1, seed=1).blocks[0].attn.W_Q.detach())
     )
     again = icl.run(run.path / "config.yaml", out=tmp_path / "again", progress=False)
     assert torch.equal(again.model(seed=1).blocks[0].attn.W_Q, run.model(seed=1).blocks[0].attn.W_Q)

@@ -60,7 +60,9 @@ def _trained(engine: str, seeds: list[int], **settings: object) -> ParameterStac
     return state.stack
 
 
-@pytest.mark.parametrize("settings", [{}, {"clip": 0.05}, {"optimizer": "sgd", "lr": 0.05}], ids=["adam", "clip", "sgd"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"clip": 0.05}, {"optimizer": "sgd", "lr": 0.05}], ids=["adam", "clip", "sgd"]
+)
 def test_both_engines_train_to_the_same_parameters(settings: dict) -> None:
     fused, hooked = (_trained(engine, [0], **settings) for engine in ("fused", "hooked"))
     assert_close(fused.flat.detach(), hooked.flat.detach(), rtol=1e-4, atol=1e-4)

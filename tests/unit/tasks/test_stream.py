@@ -19,7 +19,9 @@ def test_the_stream_is_the_generators_in_order(ahead: bool) -> None:
                 expected = TASK.sample(6, generator=generator)
                 assert torch.equal(draw.z[row], expected.z)
                 assert torch.equal(draw.target[row], expected.target)
-                assert torch.equal(draw.states[row], generator.get_state()), "the state is the one right after this draw"
+                assert torch.equal(draw.states[row], generator.get_state()), (
+                    "the state is the one right after this draw"
+                )
 
 
 def test_a_state_continues_the_stream() -> None:

@@ -1,5 +1,6 @@
 """The loop: steps, callbacks, rates, and what stops it."""
 
+import itertools
 import os
 import signal
 import threading
@@ -104,7 +105,7 @@ def test_rates() -> None:
     assert decay[:71] == pytest.approx([0.1] * 71)
     assert decay[85] == pytest.approx(0.05)
     assert decay[100] == 0
-    assert all(later <= earlier for earlier, later in zip(decay, decay[1:], strict=False))
+    assert all(later <= earlier for earlier, later in itertools.pairwise(decay))
 
 
 @pytest.mark.parametrize(
