@@ -27,7 +27,10 @@ class ConfigError(UserError):
         """The same mistake, named from one level further out: `noise` within `task` is `task.noise`."""
         if self.field is None:
             return self
-        return ConfigError(str(self).replace(self.field, f"{prefix}.{self.field}", 1), field=f"{prefix}.{self.field}")
+        message, field = str(self), f"{prefix}.{self.field}"
+        if message.startswith(self.field):  # ours do; a word that only looks like the field is left alone
+            message = field + message.removeprefix(self.field)
+        return ConfigError(message, field=field)
 
 
 class RunError(UserError):
