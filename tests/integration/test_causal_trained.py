@@ -1,10 +1,5 @@
 """The causal probes on a model that was trained by the shipped `demo` config: what must hold, to the stated accuracy."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -22,13 +17,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory):
-    """The model and its task, trained for 20,000 steps in a process of its own."""
-    folder: Path = tmp_path_factory.mktemp("runs") / "demo"
-    command = [sys.executable, "-m", "icl_mechinterp", "train", "demo", "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    run = icl.load_run(folder)
+def trained(trained_run):
+    """The model and its task, trained for 20,000 steps."""
+    run = trained_run("demo")
     return run.model(), run.task
 
 

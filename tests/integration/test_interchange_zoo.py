@@ -1,9 +1,6 @@
 """Planted and trained models of every class are named by the right algorithm: 20 of 20, and those of none by none."""
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from transformer_lens import HookedTransformer
@@ -113,12 +110,8 @@ def test_models_of_no_class_are_named_by_none(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("config", "algorithm"), [("two_head", "debiased_gd"), ("one_head", "nadaraya_watson")])
-def test_trained_models_are_named(config: str, algorithm: str, tmp_path: Path) -> None:
-    folder = tmp_path / config
-    command = [sys.executable, "-m", "icl_mechinterp", "train", config, "training.steps=8000", "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    run = icl.load_run(folder)
+def test_trained_models_are_named(config: str, algorithm: str, trained_run: Callable[[str], icl.Run]) -> None:
+    run = trained_run(config)
     result = asked(run.model(), TASK, prompts=20_000)
     assert realised_algorithm(result) == algorithm
     normaliser = result["normaliser"].value

@@ -1,12 +1,9 @@
 """What trained models become: the numbers that the papers and our own measurements promise.
 
-Each run is made by the command line in a process of its own, as a user makes it (and without the run-time type checks
-of this test session, which would triple the time of a training step).
+Each run is that of a shipped config, made by the command line in a process of its own (the fixture `trained_run`).
 """
 
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,13 +11,7 @@ import pytest
 import icl_mechinterp as icl
 
 pytestmark = pytest.mark.slow
-
-
-def _train(folder: Path, config: str, *overrides: str) -> icl.Run:
-    command = [sys.executable, "-m", "icl_mechinterp", "train", config, *overrides, "--out", str(folder / config)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return icl.load_run(folder / config)
+TrainedRun = Callable[[str], icl.Run]
 
 
 def _value(report: icl.ProbeReport, path: str) -> float:
@@ -30,8 +21,8 @@ def _value(report: icl.ProbeReport, path: str) -> float:
     return value
 
 
-def test_the_papers_recipe_with_two_heads(tmp_path: Path) -> None:
-    run = _train(tmp_path, "two_head")
+def test_the_papers_recipe_with_two_heads(trained_run: TrainedRun) -> None:
+    run = trained_run("two_head")
     (report,) = run.final_reports
     assert report.passed, report.verdict
     assert _value(report, "equivalence.loss") == pytest.approx(0.2446, abs=0.003)
@@ -57,9 +48,9 @@ def _check_trajectory(run: icl.Run) -> None:
     assert float(metrics["engine_gap"].max()) < 1e-4
 
 
-def test_a_decaying_rate_shows_the_structure(tmp_path: Path) -> None:
+def test_a_decaying_rate_shows_the_structure(trained_run: TrainedRun) -> None:
     """The demo's run: 20,000 steps with a linear decay over the last 30 %."""
-    run = _train(tmp_path, "demo")
+    run = trained_run("demo")
     (report,) = run.final_reports
     assert report.passed, report.verdict
     assert _value(report, "equivalence.loss") == pytest.approx(0.243, abs=0.003)
@@ -70,8 +61,8 @@ def test_a_decaying_rate_shows_the_structure(tmp_path: Path) -> None:
     assert _value(report, "equivalence.distance_gd") > 4 * distance
 
 
-def test_one_head_is_a_kernel_regressor(tmp_path: Path) -> None:
-    (report,) = _train(tmp_path, "one_head").final_reports
+def test_one_head_is_a_kernel_regressor(trained_run: TrainedRun) -> None:
+    (report,) = trained_run("one_head").final_reports
     assert report.algorithm == "kernel regressor"
     assert not report.passed
     assert _value(report, "equivalence.loss") == pytest.approx(0.405, abs=0.007)
@@ -79,8 +70,8 @@ def test_one_head_is_a_kernel_regressor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", ["three_head", "four_head", "eight_head"])
-def test_more_heads_are_the_same_function(tmp_path: Path, config: str) -> None:
-    (report,) = _train(tmp_path, config).final_reports
+def test_more_heads_are_the_same_function(trained_run: TrainedRun, config: str) -> None:
+    (report,) = trained_run(config).final_reports
     assert report.algorithm == "debiased gradient descent", report.verdict
     assert all(m.passed for m in report["equivalence"].values())
     assert _value(report, "equivalence.loss") == pytest.approx(0.244, abs=0.004)
