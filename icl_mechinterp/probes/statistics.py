@@ -310,7 +310,7 @@ def ratio_influence(
 
 
 def interval(estimate: Estimate, *, confidence: float = CONFIDENCE) -> Interval:
-    """The normal interval; conditional moments are light-tailed enough for it (see reports/LOG.md for its coverage)."""
+    """The normal interval; conditional moments are light-tailed enough for it (coverage: reports/LOG.md)."""
     half = quantile(confidence) * estimate.stderr
     return Interval(estimate.value - half, estimate.value + half)
 
