@@ -22,11 +22,12 @@ from ..models import _tl as tl
 from ..models import collapse, fused_prediction, hooked_prediction, reason_not_fused
 from ..probes import probe, probe_circuits
 from ..probes.structure import NAMES as STRUCTURE_NAMES
-from ..probes.structure import signal_variance
+from ..probes.structure import is_isotropic, signal_variance
 from ..results import ProbeReport
 from ..tasks import Task, generator_for
 from ..tracking import Progress, Tracker
 from ..training import Checkpoint, NonFiniteLoss, Settings, TrainState, save_checkpoint
+from .config import ExperimentConfig
 
 CHECKPOINT_PROMPTS = 2_000
 FINAL_PROMPTS = 100_000
@@ -71,6 +72,8 @@ class Recorder:
         first = self.capture(models[0])
         self.metrics, self.circuits = self._histories(first)
         self._reports: list[ProbeReport] = []
+        self._theory = theory_lines(task)
+        self._captured: int | None = None
         self._clock = (time.monotonic(), 0)
 
     def on_capture(self, state: TrainState) -> None:
@@ -103,7 +106,8 @@ class Recorder:
         Raises:
             NonFiniteLoss: as `on_capture`; no checkpoint is written, so the newest one stays good.
         """
-        self._finite_snapshots(state)
+        if self._captured != state.step:
+            self._finite_snapshots(state)
         last = state.step == self.settings.steps
         prompts = max(CHECKPOINT_PROMPTS, FINAL_PROMPTS // len(self.seeds)) if last else CHECKPOINT_PROMPTS
         for seed, model in zip(self.seeds, state.stack.models, strict=True):
@@ -197,6 +201,7 @@ class Recorder:
         bad = [seed for seed, arrays in enumerate(seen) if not all(bool(a.isfinite().all()) for a in arrays)]
         if bad:
             raise NonFiniteLoss(state.step + 1, bad, self.settings.lr)
+        self._captured = state.step
         return snapshots
 
     def _engine_gap(self, state: TrainState, snapshots: Sequence[Snapshot]) -> np.ndarray:
@@ -228,14 +233,13 @@ class Recorder:
     def _report_progress(self, state: TrainState, losses: np.ndarray, reports: Sequence[ProbeReport]) -> None:
         started, first = self._clock
         elapsed = time.monotonic() - started
-        lines = theory_lines(self.task)
         self.tracker.update(
             Progress(
                 step=state.step,
                 steps=self.settings.steps,
                 losses=tuple(float(loss) for loss in losses),
-                best_loss=lines.get("best_loss"),
-                optimal_step=lines.get("optimal_step"),
+                best_loss=self._theory.get("best_loss"),
+                optimal_step=self._theory.get("optimal_step"),
                 heads=tuple(report.heads for report in reports),
                 steps_per_second=(state.step - first) / elapsed if elapsed > 0 else 0.0,
             )
@@ -244,7 +248,7 @@ class Recorder:
 
 def theory_lines(task: Task) -> dict[str, float]:
     """What theory expects of a task: `optimal_step`, `best_loss`, `bayes_risk`; empty where it has no formula."""
-    if getattr(task, "covariance", None) is not None or task.n_out != 1:
+    if not is_isotropic(task) or task.n_out != 1:
         return {}
     variance = signal_variance(task)
     noise = task.noise / variance
@@ -258,8 +262,9 @@ def theory_lines(task: Task) -> dict[str, float]:
 
 def config_digest(config: Mapping[str, Any]) -> str:
     """Of what determines a run; versions and paths are left out."""
-    keys = ("task", "model", "training", "seeds", "probes")
-    return hashlib.sha256(json.dumps({k: config[k] for k in keys}, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps({k: config[k] for k in ExperimentConfig.model_fields}, sort_keys=True).encode()
+    ).hexdigest()
 
 
 def _stacked(snapshots: Sequence[Snapshot]) -> dict[str, np.ndarray]:

@@ -304,15 +304,14 @@ def _require_same_config(run: Run, effective: Mapping[str, Any]) -> None:
     before, now = _flattened(run.config), _flattened(effective)
     keys = [k for k in sorted(before | now) if before.get(k) != now.get(k)]
     changes = [
-        f"{k} is {before.get(k)} there and {now.get(k)} here" for k in keys if k.partition(".")[0] in _DETERMINING
+        f"{k} is {before.get(k)} there and {now.get(k)} here"
+        for k in keys
+        if k.partition(".")[0] in ExperimentConfig.model_fields
     ]
     raise RunError(
         f"{run.path} was started with another config: {'; '.join(changes)}. Resume with the config it was started with "
         f"({run.path / 'config.yaml'}), or choose another --out."
     )
-
-
-_DETERMINING = ("task", "model", "training", "seeds", "probes")
 
 
 def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

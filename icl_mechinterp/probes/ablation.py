@@ -31,7 +31,8 @@ from ..circuits import Circuits
 from ..results import HeadLabel, HeadVerdict, Measurement, ProbeResult
 from ..tasks import Batch, Task, generator_for
 from .row import Outputs, Row, row_or_reason
-from .structure import signal_variance
+from .statistics import Estimate, mean, ratio_of_means
+from .structure import is_isotropic, signal_variance
 
 Kind: TypeAlias = Literal["zero", "mean", "resample", "theory"]
 """What an ablated head is replaced with; see the module's formulas."""
@@ -61,7 +62,6 @@ HEAD_EFFECT_GAP = 0.03
 +-.01 for eight, whose matrices fail their structural bounds too."""
 
 _EFFECT_KINDS: tuple[Kind, ...] = ("zero", "mean", "resample")
-_CONSTANT = "the model predicts a constant: its variance is zero"
 _ANISOTROPIC = "the covariates have a covariance, and this measurement's reference is for isotropic ones"
 
 
@@ -164,6 +164,17 @@ class Subject:
         return Effect(loss, stderr, distance, distance_stderr, predicted_loss, predicted, gap, gap_stderr, agrees)
 
 
+def subject_or_reason(
+    model: HookedTransformer, circuits: Circuits, heads: Sequence[HeadVerdict], batch: Batch
+) -> Subject | str:
+    """The model on these prompts, or why interventions on it say nothing."""
+    row = row_or_reason(model, circuits, heads, batch.z)
+    if isinstance(row, str):
+        return row
+    subject = Subject(row, tuple(heads), batch)
+    return "the model predicts a constant: its variance is zero" if subject.is_constant else subject
+
+
 def ablation(
     model: HookedTransformer,
     circuits: Circuits,
@@ -184,12 +195,9 @@ def ablation(
         seed: of the prompts.
     """
     batch = task.sample(prompts, generator=generator_for(seed, "probe"), dtype=torch.float64)
-    row = row_or_reason(model, circuits, heads, batch.z)
-    if isinstance(row, str):
-        return _undecided(row)
-    subject = Subject(row, tuple(heads), batch)
-    if subject.is_constant:
-        return _undecided(_CONSTANT)
+    subject = subject_or_reason(model, circuits, heads, batch)
+    if isinstance(subject, str):
+        return _undecided(subject)
     surgeries = {name: operate(subject, name) for name in get_args(Operation)}
     measured = [
         _keep_structure(surgeries, prompts),
@@ -197,7 +205,7 @@ def ablation(
         _drop_dummies(subject, surgeries["drop_dummies"]),
         _head_effect_gap(subject, prompts),
     ]
-    if getattr(task, "covariance", None) is not None:
+    if not is_isotropic(task):
         measured = [m if m.name == "drop_dummies" else replace(m, passed=None, reason=_ANISOTROPIC) for m in measured]
     return ProbeResult("ablation", tuple(measured))
 
@@ -273,18 +281,14 @@ def operated(row: Row, kind: Operation, heads: Sequence[HeadVerdict]) -> Row:
     return Row(kq, ov, d)
 
 
-def mean_error(values: Float[torch.Tensor, " prompt"]) -> tuple[float, float]:
-    """Mean and its standard error."""
-    return float(values.mean()), float(values.std() / len(values) ** 0.5)
+def mean_error(values: Float[torch.Tensor, " prompt"]) -> Estimate:
+    """`statistics.mean` of a tensor."""
+    return mean(values.numpy())
 
 
-def ratio_error(
-    numerator: Float[torch.Tensor, " prompt"], denominator: Float[torch.Tensor, " prompt"]
-) -> tuple[float, float]:
-    """E numerator / E denominator on paired prompts, and its standard error by the delta method."""
-    scale = denominator.mean()
-    value = numerator.mean() / scale
-    return float(value), mean_error((numerator - value * denominator) / scale)[1]
+def ratio_error(numerator: Float[torch.Tensor, " prompt"], denominator: Float[torch.Tensor, " prompt"]) -> Estimate:
+    """`statistics.ratio_of_means` of tensors."""
+    return ratio_of_means(numerator.numpy(), denominator.numpy())
 
 
 def is_near(value: float, predicted: float, bound: float) -> bool:

@@ -19,11 +19,13 @@ from transformer_lens import HookedTransformer
 from .. import theory
 from .._types import Predictions, Prompts
 from ..circuits import Circuits
-from ..models import hooked_prediction, reason_not_fused
+from ..models import reason_not_fused
 from ..models.fused import Collapsed, fused_prediction
 from ..results import HeadVerdict, Measurement, ProbeResult
 from ..tasks import Batch, Task, generator_for
-from .structure import signal_variance
+from .row import forward_prediction
+from .statistics import Estimate, mean, ratio_of_means
+from .structure import is_isotropic, signal_variance
 from .thresholds import THRESHOLDS, Thresholds
 
 Predictor: TypeAlias = Callable[[Prompts], Predictions]
@@ -46,11 +48,7 @@ def model_predictor(model: HookedTransformer, circuits: Circuits) -> Predictor:
         collapsed = Collapsed(circuits.kq[:1].double(), circuits.ov[:1].double())
         return lambda z: fused_prediction(collapsed, z[None])[0]
 
-    def predict(z: Prompts) -> Predictions:
-        with torch.no_grad():
-            return hooked_prediction(model, z.to(next(model.parameters()).dtype)).double()
-
-    return predict
+    return lambda z: forward_prediction(model, z)
 
 
 def equivalence(
@@ -143,8 +141,8 @@ def _loss(
 ) -> Measurement:
     """E(target - yhat)^2, with the exact risk of debiased GD as control variate where theory knows it."""
     errors = (sample["target"] - sample["prediction"]) ** 2
-    if getattr(task, "covariance", None) is not None:
-        return Measurement("loss", float(errors.mean()), stderr=_stderr(errors), detail=detail)
+    if not is_isotropic(task):
+        return Measurement("loss", float(errors.mean()), stderr=mean(errors).stderr, detail=detail)
     variance = signal_variance(task)
     noise = task.noise / variance
     control = (sample["target"] - sample["debiased_gd"]) ** 2
@@ -160,7 +158,7 @@ def _loss(
     return Measurement.judged(
         "loss",
         value,
-        stderr=_stderr(difference),
+        stderr=mean(difference).stderr,
         threshold=threshold,
         reference=best,
         unit="y^2",
@@ -174,7 +172,7 @@ def _distances(sample: Series, task: Task, bounds: Thresholds, detail: Mapping[s
     if _is_constant(sample["prediction"]):
         return [Measurement.undecided(name, _CONSTANT) for name in names]
     squared = {n: (sample["prediction"] - sample[n]) ** 2 for n in ("debiased_gd", *_ALTERNATIVES)}
-    if getattr(task, "covariance", None) is not None:
+    if not is_isotropic(task):
         # The values stay useful, but a model that preconditions would be called wrong by a step that is one number.
         reason = "the covariates have a covariance, and gradient descent with a step that is one number is no reference"
         return [
@@ -199,7 +197,7 @@ def _distances(sample: Series, task: Task, bounds: Thresholds, detail: Mapping[s
         farther = Measurement.judged(
             name,
             float((squared[name] - squared["debiased_gd"]).mean()),
-            stderr=_stderr(squared[name] - squared["debiased_gd"]),
+            stderr=mean(squared[name] - squared["debiased_gd"]).stderr,
             threshold=0.0,
             rule=">",
         )
@@ -252,15 +250,9 @@ def _is_constant(prediction: Float[np.ndarray, " prompt"]) -> bool:
     return float(prediction.std()) <= 100 * eps * float(np.abs(prediction).max())
 
 
-def _ratio(squares: Float[np.ndarray, " prompt"], prediction: Float[np.ndarray, " prompt"]) -> tuple[float, float]:
-    """E(squares) / Var(prediction) and its standard error by the delta method."""
-    centred = (prediction - prediction.mean()) ** 2
-    value = squares.mean() / centred.mean()
-    return float(value), _stderr((squares - value * centred) / centred.mean())
-
-
-def _stderr(values: Float[np.ndarray, " prompt"]) -> float:
-    return float(values.std(ddof=1) / np.sqrt(len(values)))
+def _ratio(squares: Float[np.ndarray, " prompt"], prediction: Float[np.ndarray, " prompt"]) -> Estimate:
+    """E(squares) / Var(prediction)."""
+    return ratio_of_means(squares, (prediction - prediction.mean()) ** 2)
 
 
 def _fitted_step(predict: Predictor, batch: Batch) -> float:

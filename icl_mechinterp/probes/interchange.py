@@ -41,11 +41,11 @@ from ..circuits import Circuits
 from ..circuits.capture import recorded
 from ..errors import ConfigError, ModelError
 from ..models import _tl as tl
-from ..models import hooked_prediction, reason_not_fused
+from ..models import reason_not_fused
 from ..results import HeadVerdict, Measurement, ProbeResult
 from ..tasks import Batch, Task, generator_for
 from .equivalence import fit_kernel
-from .row import Row, attend, require_same_as_model
+from .row import Row, attend, forward_prediction, require_same_as_model
 from .statistics import (
     Context,
     Estimate,
@@ -66,6 +66,7 @@ from .statistics import (
     variance_terms,
     with_labels,
 )
+from .structure import is_isotropic
 
 ALGORITHMS = ("debiased_gd", "gd", "ridge", "nadaraya_watson", "mean_of_labels")
 PARTS = ("query", "keys", "values")
@@ -135,7 +136,7 @@ def low_level(model: HookedTransformer, circuits: Circuits, task: Task) -> LowLe
             return row_level(row)
         except ModelError:
             pass  # its forward is not its circuits: look at the forward
-    by_inputs = input_level(lambda z: _forward(model, z), task.d)
+    by_inputs = input_level(lambda z: forward_prediction(model, z), task.d)
     if model.cfg.n_layers == 1:
         by_hooks = LowLevel(_Hooked(model), "hooks")
         context, query = batch.z[: _CHECK_PROMPTS // 2], batch.z[_CHECK_PROMPTS // 2 :]
@@ -179,14 +180,14 @@ class _Hooked:
             for name, replacement in replacements.items():
                 point = tl.hook_point(self.model, 0, name)
                 handles.append(point.register_forward_hook(_replaced_by(replacement)))
-            return _forward(self.model, queries)
+            return forward_prediction(self.model, queries)
         finally:
             for handle in handles:
                 handle.remove()
 
     def _seen(self, name: str, prompts: Prompts) -> Tensor:
         with recorded(self.model, name) as activations:
-            _forward(self.model, prompts)
+            forward_prediction(self.model, prompts)
         return activations[name][0]
 
 
@@ -195,11 +196,6 @@ def _replaced_by(replacement: Tensor) -> Callable[..., Tensor]:
         return replacement
 
     return replace
-
-
-def _forward(model: HookedTransformer, z: Prompts) -> Predictions:
-    with torch.no_grad():
-        return hooked_prediction(model, z.to(next(model.parameters()).dtype)).double()
 
 
 # --- the high level ---------------------------------------------------------------------------------------------------
@@ -280,7 +276,7 @@ def interchange(
         return _undecided("the model predicts a constant: its variance is zero")
     scores = {algorithm.name: _score(sample, algorithm.name) for algorithm in high}
     reason = None
-    if getattr(task, "covariance", None) is not None:
+    if not is_isotropic(task):
         reason = "the covariates have a covariance, and gradient descent with a step that is one number is no reference"
     detail = {
         "prompts": prompts,

@@ -35,10 +35,10 @@ from ..circuits import Circuits
 from ..errors import ConfigError
 from ..results import HeadVerdict, Measurement, ProbeResult
 from ..tasks import Batch, Task, generator_for
-from .ablation import Subject, is_near, mean_error, ratio_error
+from .ablation import Subject, is_near, mean_error, ratio_error, subject_or_reason
 from .equivalence import Predictor, model_predictor
-from .row import Outputs, Row, attend, row_or_reason
-from .structure import signal_variance
+from .row import Outputs, Row, attend
+from .structure import is_isotropic, signal_variance
 
 Direction: TypeAlias = Literal["noising", "denoising"]
 """Receiver and donor: the clean and the corrupted prompt, or the other way round."""
@@ -75,7 +75,6 @@ _REACHES: dict[Path, tuple[Source, ...]] = {
     "output": _SOURCES,
 }
 _CHUNK = 256  # prompts at a time, so that scores and values stay in the cache
-_CONSTANT = "the model predicts a constant: its variance is zero"
 _ANISOTROPIC = "the covariates have a covariance, and (omega, mu) describe heads for isotropic ones"
 _RESOLVED = 4.0  # standard errors by which a loss must move before a share of that says something
 
@@ -249,16 +248,13 @@ def patching(
     """
     generator = generator_for(seed, "probe")
     batch = task.sample(prompts, generator=generator, dtype=torch.float64)
-    row = row_or_reason(model, circuits, heads, batch.z)
-    if isinstance(row, str):
-        return _undecided(row)
-    subject = Subject(row, tuple(heads), batch)
-    if subject.is_constant:
-        return _undecided(_CONSTANT)
+    subject = subject_or_reason(model, circuits, heads, batch)
+    if isinstance(subject, str):
+        return _undecided(subject)
     pairs = [make_pair(name, batch, task, generator) for name in PAIRS]
     measured = [
         _path_sum_gap(subject, pairs, model_predictor(model, circuits)),
-        _head_loss_share(subject, anisotropic=getattr(task, "covariance", None) is not None),
+        _head_loss_share(subject, anisotropic=not is_isotropic(task)),
     ]
     return ProbeResult("patching", tuple(measured))
 

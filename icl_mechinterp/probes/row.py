@@ -105,6 +105,12 @@ def attend(scores: Scores, values: Values, *, normaliser_of: Scores | None = Non
     return torch.einsum("bhl,bhlo->bho", (scores - log_denominator).exp(), values)
 
 
+def forward_prediction(model: HookedTransformer, z: Prompts) -> Predictions:
+    """What the model's own forward predicts, in its own precision, as float64."""
+    with torch.no_grad():
+        return hooked_prediction(model, z.to(next(model.parameters()).dtype)).double()
+
+
 def require_same_as_model(row: Row, model: HookedTransformer, z: Prompts) -> None:
     """Checks once that the row is what the model computes, hooks of the user's included.
 
@@ -115,8 +121,7 @@ def require_same_as_model(row: Row, model: HookedTransformer, z: Prompts) -> Non
     if reason is not None:
         raise ModelError(f"interventions on the query's row need a one-layer attention-only model; {reason}.")
     parameter = next(model.parameters())
-    with torch.no_grad():
-        hooked = hooked_prediction(model, z.to(parameter.dtype)).double()
+    hooked = forward_prediction(model, z)
     size = float(hooked.square().mean().sqrt()) or 1.0
     gap = float((row.predict(z.to(parameter.dtype).double()) - hooked).abs().max()) / size
     if gap > _TOLERANCE * torch.finfo(parameter.dtype).eps:

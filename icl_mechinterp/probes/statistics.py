@@ -26,7 +26,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from .._types import Prompts, Tensor
 from ..errors import ConfigError
@@ -319,7 +319,7 @@ def quantile(confidence: float) -> float:
     """Half-width of a two-sided normal interval, in standard errors: 1.96 at .95."""
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence must be between 0 and 1; got {confidence!r}. Use 0.95.", field="confidence")
-    return float(norm.ppf(0.5 + confidence / 2))
+    return float(ndtri(0.5 + confidence / 2))
 
 
 def _stderr(values: Float[np.ndarray, " prompt"]) -> float:

@@ -54,7 +54,7 @@ def structure(
         )
         return ProbeResult("structure", tuple(Measurement.undecided(name, reason) for name in NAMES))
     measurements = {m.name: m for m in (*_per_head(circuits, heads, thresholds), *_sums(heads, task, thresholds))}
-    if getattr(task, "covariance", None) is not None:
+    if not is_isotropic(task):
         reason = "the covariates have a covariance, and this measurement's reference is for isotropic ones"
         measurements |= {name: Measurement.undecided(name, reason) for name in _ISOTROPIC_ONLY}
     return ProbeResult("structure", tuple(measurements[name] for name in NAMES))
@@ -151,6 +151,11 @@ def mean_scale(heads: Sequence[HeadVerdict]) -> float:
     """gamma: |omega| averaged over non-dummy heads by share; NaN when there are none."""
     active = [h for h in heads if h.label != "dummy"]
     return float(_weights(active) @ np.abs([h.omega for h in active])) if active else float("nan")
+
+
+def is_isotropic(task: Task) -> bool:
+    """Whether the covariates have no covariance of their own, as the formulas of a step that is one number ask."""
+    return getattr(task, "covariance", None) is None
 
 
 def signal_variance(task: Task) -> float:
