@@ -22,7 +22,7 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "Building $(VENV): three to six minutes the first time."; $(PYTHON) -m venv $(VENV); }
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,integrations]'
 	@touch $@
 
 demo: $(STAMP)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .results import ProbeResult as ProbeResult
     from .runs import Run as Run
     from .runs import load_run as load_run
+    from .session import Session as Session
+    from .session import attach as attach
     from .tasks import Batch as Batch
     from .tasks import LinearRegression as LinearRegression
 
@@ -41,7 +43,9 @@ _HOME = {
     "ProbeReport": "results",
     "ProbeResult": "results",
     "Run": "runs",
+    "Session": "session",
     "UserError": "errors",
+    "attach": "session",
     "attention_only": "models",
     "circuits": "circuits",
     "export_weights": "importing",
