@@ -20,6 +20,8 @@ from transformer_lens import HookedTransformer
 
 from .weights import HeadWeights
 
+_SCORES = 2**17  # attention scores at a time, half a MB: they are written and read six times per step
+
 
 class Collapsed(NamedTuple):
     """KQ and OV of one layer of every seed, in residual coordinates.
@@ -33,8 +35,20 @@ class Collapsed(NamedTuple):
     ov: Float[torch.Tensor, "seed head out token"]
 
 
-class Forward(NamedTuple):
-    """What the backward pass needs of the forward pass; G = heads per stream, seeds folded in."""
+class _Maps(NamedTuple):
+    """The collapsed circuits as the step multiplies with them; G = heads per stream, seeds folded in.
+
+    Attributes:
+        into_key: KQ without the query's label columns, which never act: its label slots are zero.
+        into_out: OV, transposed.
+    """
+
+    into_key: Float[torch.Tensor, "stream folded_head_token covariate"]
+    into_out: Float[torch.Tensor, "seed head_token out"]
+
+
+class _Forward(NamedTuple):
+    """What the backward pass needs of the forward pass."""
 
     prediction: Float[torch.Tensor, "seed batch out"]
     context: Float[torch.Tensor, "stream_batch key_pos token"]
@@ -52,7 +66,9 @@ def fused_prediction(
     circuits: Collapsed, z: Float[torch.Tensor, "stream batch pos token"]
 ) -> Float[torch.Tensor, "seed batch out"]:
     """Predictions of every seed; `stream` is 1 (prompts shared by the seeds) or the number of seeds."""
-    return _forward(circuits, z).prediction
+    n_out, token = circuits.ov.shape[-2:]
+    into_key = circuits.kq[..., : token - n_out].reshape(len(z), -1, token - n_out)
+    return _forward(_Maps(into_key, circuits.ov.transpose(2, 3).flatten(1, 2)), z).prediction
 
 
 def loss_and_gradients(
@@ -65,49 +81,72 @@ def loss_and_gradients(
     read_out: Float[torch.Tensor, "token out"],
 ) -> Float[torch.Tensor, " seed"]:
     """Mean squared error per seed (mean over prompts and outputs); its gradients are written into `gradients`."""
-    circuits = collapse(weights, scale, read_out)
-    forward = _forward(circuits, z)
-    residual = forward.prediction - target
-    d_kq, d_ov = _backward(circuits, forward, residual * (2.0 / residual[0].numel()))
-    covariates = d_kq.shape[-1]
-    torch.mul(d_kq @ weights.W_Q[..., :covariates, :], scale, out=gradients.W_K)
-    torch.mul(d_kq.mT @ weights.W_K, scale, out=gradients.W_Q[..., :covariates, :])
-    gradients.W_V.copy_(d_ov.mT @ (weights.W_O @ read_out).mT)
-    gradients.W_O.copy_(weights.W_V.mT @ d_ov.mT @ read_out.mT)
-    return residual.square().mean((1, 2))
+    seeds, _, token, _ = weights.W_Q.shape
+    covariates = token - read_out.shape[1]
+    W_Q, W_K, W_V, W_O = (weight.flatten(0, 1) for weight in weights)  # views for one seed, small copies for more
+    W_Q, read_through = W_Q[:, :covariates], W_O @ read_out
+    maps = _Maps(
+        torch.bmm(W_K, W_Q.mT).mul_(scale).view(len(z), -1, covariates),
+        torch.bmm(W_V, read_through).view(seeds, -1, read_out.shape[1]),
+    )
+    d_kq, d_ov, loss = _summed(maps, z, target)
+    d_kq, d_ov = d_kq.view(-1, token, covariates), d_ov.view(-1, token, read_out.shape[1])
+    _write(gradients.W_K, torch.bmm(d_kq, W_Q), scale)
+    _write(gradients.W_Q[..., :covariates, :], torch.bmm(d_kq.mT, W_K), scale)
+    _write(gradients.W_V, torch.bmm(d_ov, read_through.mT))
+    _write(gradients.W_O, torch.bmm(W_V.mT, d_ov) @ read_out.mT)
+    return loss
 
 
-def _forward(circuits: Collapsed, z: Float[torch.Tensor, "stream batch pos token"]) -> Forward:
-    seeds, heads, n_out, token = circuits.ov.shape
-    streams, batch = z.shape[:2]
-    covariates = token - n_out
+def _summed(
+    maps: _Maps, z: Float[torch.Tensor, "stream batch pos token"], target: Float[torch.Tensor, "stream batch out"]
+) -> tuple[
+    Float[torch.Tensor, "stream folded_head_token covariate"],
+    Float[torch.Tensor, "seed head_token out"],
+    Float[torch.Tensor, " seed"],
+]:
+    """Gradients of the maps and the loss, over parts of the batch whose attention scores stay in the cache."""
+    streams, batch, pos, token = z.shape
+    scores = streams * (maps.into_key.shape[1] // token) * pos  # of one prompt per stream
+    size = max(1, min(batch, _SCORES // scores))
+    scale, parts = 2.0 / target[0].numel(), []
+    for start in range(0, batch, size):
+        forward = _forward(maps, z[:, start : start + size])
+        residual = forward.prediction - target[:, start : start + size]
+        parts.append((*_backward(maps, forward, residual * scale), residual.square().sum((1, 2))))
+    d_kq, d_ov, loss = parts[0] if len(parts) == 1 else (torch.stack(p).sum(0) for p in zip(*parts, strict=True))
+    return d_kq, d_ov, loss * (scale / 2)
+
+
+def _write(gradient: torch.Tensor, value: torch.Tensor, scale: float = 1.0) -> None:
+    torch.mul(value.view_as(gradient), scale, out=gradient)
+
+
+def _forward(maps: _Maps, z: Float[torch.Tensor, "stream batch pos token"]) -> _Forward:
+    streams, batch, _, token = z.shape
+    seeds = len(maps.into_out)
     # Views: the context is all but the last position, and stream and batch are adjacent in memory.
-    context, query = z[:, :, :-1].flatten(0, 1), z[:, :, -1, :covariates]
-    # The query's label slots are zero, so the label columns of KQ never act.
-    into_query = circuits.kq[..., :covariates].reshape(streams, -1, covariates)
-    key_vectors = (query @ into_query.mT).view(streams * batch, -1, token)
-    pattern = torch.softmax(key_vectors @ context.mT, dim=-1)
+    context, query = z[:, :, :-1].flatten(0, 1), z[:, :, -1, : maps.into_key.shape[-1]]
+    key_vectors = torch.bmm(query, maps.into_key.mT).view(streams * batch, -1, token)
+    pattern = torch.softmax(torch.bmm(key_vectors, context.mT), dim=-1)
     # One stream for all seeds: the seeds lie in the head axis and come out of it again; else a view.
-    read = (pattern @ context).view(streams, batch, seeds // streams, heads * token).transpose(1, 2).flatten(0, 1)
-    return Forward(read @ _head_token(circuits.ov), context, query, pattern, read)
+    read = torch.bmm(pattern, context).view(streams, batch, seeds // streams, -1).transpose(1, 2).flatten(0, 1)
+    return _Forward(torch.bmm(read, maps.into_out), context, query, pattern, read)
 
 
 def _backward(
-    circuits: Collapsed, forward: Forward, d_prediction: Float[torch.Tensor, "seed batch out"]
-) -> tuple[Float[torch.Tensor, "seed head key covariate"], Float[torch.Tensor, "seed head out token"]]:
-    """Gradients of KQ (covariate columns) and OV from the gradient of the prediction."""
-    seeds, heads, _, token = circuits.ov.shape
-    streams, batch, covariates = forward.query.shape
-    d_ov = (d_prediction.mT @ forward.read).unflatten(-1, (heads, token)).transpose(1, 2)
-    d_read = (d_prediction @ _head_token(circuits.ov).mT).unflatten(0, (streams, seeds // streams)).transpose(1, 2)
-    d_pattern = d_read.reshape(streams * batch, -1, token) @ forward.context.mT
+    maps: _Maps, forward: _Forward, d_prediction: Float[torch.Tensor, "seed batch out"]
+) -> tuple[Float[torch.Tensor, "stream folded_head_token covariate"], Float[torch.Tensor, "seed head_token out"]]:
+    """Gradients of the maps from the gradient of the prediction."""
+    streams, batch, _ = forward.query.shape
+    d_into_out = torch.bmm(forward.read.mT, d_prediction)
+    d_read = torch.bmm(d_prediction, maps.into_out.mT)
+    # As `read`, the other way: seeds that share a stream go back into the head axis.
+    d_read = d_read.unflatten(0, (streams, -1)).transpose(1, 2).reshape(streams * batch, -1, forward.context.shape[-1])
+    d_pattern = torch.bmm(d_read, forward.context.mT)
     d_scores = torch.ops.aten._softmax_backward_data(d_pattern, forward.pattern, -1, d_pattern.dtype)
-    d_key_vectors = (d_scores @ forward.context).view(streams, batch, -1)
-    return (d_key_vectors.mT @ forward.query).view(seeds, heads, token, covariates), d_ov
-
-
-def _head_token(ov: Float[torch.Tensor, "seed head out token"]) -> Float[torch.Tensor, "seed head_token out"]:
-    return ov.transpose(2, 3).flatten(1, 2)
+    d_key_vectors = torch.bmm(d_scores, forward.context).view(streams, batch, -1)
+    return torch.bmm(d_key_vectors.mT, forward.query), d_into_out
 
 
 def reason_not_fused(model: HookedTransformer) -> str | None:

@@ -103,7 +103,7 @@ class LinearRegression:
         covariates, labels = z[..., : self.d], z[..., self.d :]
         if self.covariance_root is not None:
             covariates.copy_(covariates @ self.covariance_root.to(dtype))
-        labels.copy_((covariates @ beta).add_(labels, alpha=math.sqrt(self.noise)))
+        labels.baddbmm_(covariates, beta, beta=math.sqrt(self.noise))
         target = labels[:, -1].clone()
         labels[:, -1] = 0
         return Batch(z, target)

@@ -64,7 +64,9 @@ class Checkpoint:
                 f"{found.get(name)}, the config asks for {expected.get(name)}. Restore the config that the run was "
                 "started with."
             )
-        for name, tensor in (("generator.states", state.generator_states), ("window.loss", state.window_loss)):
+        moments = {f"optimizer.{name}": tensor for name, tensor in state.optimizer.state.items()}
+        needed = {"generator.states": state.generator_states, "window.loss": state.window_loss, **moments}
+        for name, tensor in needed.items():
             stored = self.tensors.get(name)
             if stored is None or (stored.shape, stored.dtype) != (tensor.shape, tensor.dtype):
                 raise RunError(
@@ -77,11 +79,8 @@ class Checkpoint:
         state.generator_states = self.tensors["generator.states"].clone()
         state.window_loss = self.tensors["window.loss"].clone()
         state.window_steps = int(self.record["window_steps"])
-        moments = {
-            n.removeprefix("optimizer."): t.clone() for n, t in self.tensors.items() if n.startswith("optimizer.")
-        }
-        if moments:
-            state.optimizer.state[state.stack.flat].update(moments)
+        for name, tensor in moments.items():
+            tensor.copy_(self.tensors[name])
 
 
 def save_checkpoint(folder: Path, state: TrainState, extra: Mapping[str, Any]) -> Path:
@@ -97,7 +96,7 @@ def save_checkpoint(folder: Path, state: TrainState, extra: Mapping[str, Any]) -
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{name}": tensor for name, tensor in state.stack.named().items()}
-    for name, tensor in state.optimizer.state.get(state.stack.flat, {}).items():
+    for name, tensor in state.optimizer.state.items():
         tensors[f"optimizer.{name}"] = tensor.clone()
     tensors["generator.states"] = state.generator_states.clone()
     tensors["window.loss"] = state.window_loss.clone()

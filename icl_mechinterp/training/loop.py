@@ -17,6 +17,7 @@ from ..errors import ConfigError, TrainingError
 from ..models import ParameterStack, hooked_prediction, loss_and_gradients, reason_not_fused
 from ..models import _tl as tl
 from ..tasks import PromptStream, Task, generator_for
+from .optimizer import Optimizer, make_optimizer
 from .schedule import SCHEDULES, Schedule, learning_rate
 
 Engine: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -107,7 +108,7 @@ class TrainState:
     """
 
     stack: ParameterStack
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     step: int
     generator_states: UInt8[torch.Tensor, "stream byte"]
     window_loss: Float[torch.Tensor, " seed"]
@@ -135,10 +136,7 @@ def start_state(models: Sequence[HookedTransformer], settings: Settings, seeds: 
     stack = ParameterStack(models)
     streams = seeds[:1] if settings.shared_prompts else seeds
     states = torch.stack([generator_for(seed, "prompts").get_state() for seed in streams])
-    if settings.optimizer == "adam":
-        optimizer: torch.optim.Optimizer = torch.optim.Adam([stack.flat], lr=settings.lr, fused=True)
-    else:
-        optimizer = torch.optim.SGD([stack.flat], lr=settings.lr, fused=True)
+    optimizer = make_optimizer(settings.optimizer, stack.flat.data, stack.grad)
     return TrainState(stack, optimizer, 0, states, torch.zeros(len(models)))
 
 
@@ -180,10 +178,7 @@ def _take_step(state: TrainState, stream: PromptStream, engine: Engine, settings
     if settings.clip is not None:
         norm = state.stack.grad.norm(dim=1, keepdim=True)
         state.stack.grad.mul_((settings.clip / norm).clamp(max=1.0).nan_to_num_(1.0))
-    state.optimizer.param_groups[0]["lr"] = learning_rate(
-        state.step, steps=settings.steps, lr=settings.lr, schedule=settings.schedule
-    )
-    state.optimizer.step()
+    state.optimizer.step(learning_rate(state.step, steps=settings.steps, lr=settings.lr, schedule=settings.schedule))
     state.step += 1
     state.generator_states = draw.states
     state.window_loss += loss

@@ -7,6 +7,7 @@ import icl_mechinterp as icl
 from icl_mechinterp.models import (
     ParameterStack,
     collapse,
+    fused,
     fused_prediction,
     hooked_prediction,
     loss_and_gradients,
@@ -130,3 +131,23 @@ def test_equal_shapes_are_required() -> None:
     model = icl.attention_only(TASK, 1)
     with pytest.raises(icl.ConfigError, match="twice"):
         ParameterStack([model, model])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_batch_in_parts_gives_the_same(
+    generator: torch.Generator, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In five parts of three prompts and one of one; float64, so that only a mistake is seen."""
+    models, stack, z, target = _setup(2, 3, shared, generator, torch.float64)
+    scale, read_out = tl.attention_scale(models[0], 0), models[0].unembed.W_U.detach()
+    weights, gradients = stack.heads(stack.flat.data), stack.heads(stack.grad)
+
+    def computed() -> tuple[torch.Tensor, torch.Tensor]:
+        losses = loss_and_gradients(weights, gradients, z, target, scale=scale, read_out=read_out)
+        return losses, stack.grad.clone()
+
+    whole = computed()
+    folded = 6  # heads of all seeds; with own prompts the streams take their place
+    monkeypatch.setattr(fused, "_SCORES", 3 * folded * (TASK.context + 1))
+    for in_parts, at_once in zip(computed(), whole, strict=True):
+        assert_close(in_parts, at_once, rtol=1e-12, atol=1e-14)
