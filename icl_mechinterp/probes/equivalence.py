@@ -31,7 +31,7 @@ from .thresholds import THRESHOLDS, Thresholds
 Predictor: TypeAlias = Callable[[Prompts], Predictions]
 
 _CHUNK = 4096  # prompts at a time: 8 MB of float64 per copy at d = 5, L = 40
-_FIT_PROMPTS = 2000
+_FIT_PROMPTS = 2000  # at most; a quarter of those that are measured, but 500, where a checkpoint looks quickly
 _SCAN_PROMPTS = 500  # enough to tell 25 kernels apart; the search around the best one uses all
 _ALTERNATIVES = ("gd", "ridge", "nadaraya_watson")
 _CONSTANT = "the model predicts a constant: its variance is zero"
@@ -70,7 +70,9 @@ def equivalence(
         seed: of the prompts; the same seed gives the same report.
         thresholds: bounds that decide.
     """
-    fit = task.sample(_FIT_PROMPTS, generator=generator_for(seed, "fit"), dtype=torch.float64)
+    fit = task.sample(
+        min(_FIT_PROMPTS, max(_SCAN_PROMPTS, prompts // 4)), generator=generator_for(seed, "fit"), dtype=torch.float64
+    )
     step = float(sum(h.mu * h.omega for h in heads)) if heads else _fitted_step(predict, fit)
     kernel = fit_kernel(predict, fit, task)
     batches = [_series(predict, batch, task, step, kernel) for batch in _batches(task, prompts, seed)]
