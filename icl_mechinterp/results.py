@@ -59,21 +59,29 @@ class Measurement:
         object.__setattr__(self, "detail", MappingProxyType(dict(self.detail)))
 
     @classmethod
-    def judged(cls, name: str, value: float, *, threshold: float, rule: Rule = "<", **rest: Any) -> "Measurement":
+    def judged(
+        cls,
+        name: str,
+        value: float,
+        *,
+        threshold: float,
+        rule: Rule = "<",
+        half_width: float = _INTERVAL,
+        **rest: Any,
+    ) -> "Measurement":
         """A measurement held against its threshold, interval included.
 
-        With a standard error the whole 95 % interval must lie on one side; otherwise the sample is too small to tell.
+        With a standard error the whole interval must lie on one side; otherwise the sample is too small to tell. Its half
+        width, in standard errors, is that of a 95 % interval, or larger where the sample is looked at repeatedly.
         A value that is not finite is undecided.
         """
         rest = {"required": True, "threshold": threshold, "rule": rule, **rest}
         if not math.isfinite(value):
             return cls.undecided(name, "the value is not a finite number", **rest)
-        half = _INTERVAL * (rest.get("stderr") or 0.0)
+        half = half_width * (rest.get("stderr") or 0.0)
         low, high = value - half, value + half
         if low < threshold <= high or low <= threshold < high:
-            reason = (
-                f"the 95 % interval [{low:.3g}, {high:.3g}] contains the threshold {threshold:.3g}: draw more prompts"
-            )
+            reason = f"the interval [{low:.3g}, {high:.3g}] contains the threshold {threshold:.3g}: draw more prompts"
             return cls(name, value, passed=None, reason=reason, **rest)
         return cls(name, value, passed=(high < threshold) if rule == "<" else (low > threshold), **rest)
 

@@ -34,7 +34,7 @@ def import_(
             help="a file with tensors z [batch pos token] and yhat [batch out] of the original; they decide and are checked"
         ),
     ] = None,
-    prompts: Annotated[int | None, typer.Option(help="prompts to evaluate on; 100,000 by default")] = None,
+    prompts: Annotated[int | None, typer.Option(help="prompts to evaluate on; by default as many as decide")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print what was read, and the report, as JSON")] = False,
 ) -> None:
     """Turn weights trained elsewhere into a run, and probe it."""

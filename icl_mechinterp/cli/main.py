@@ -86,7 +86,7 @@ def probe(
     run: RunArgument,
     step: Annotated[int | None, typer.Option(help="a saved step; the newest by default")] = None,
     seed: Annotated[int | None, typer.Option(help="one of the run's seeds; all by default")] = None,
-    prompts: Annotated[int | None, typer.Option(help="prompts to evaluate on; 100,000 by default")] = None,
+    prompts: Annotated[int | None, typer.Option(help="prompts to evaluate on; by default as many as decide")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="also intervene: ablation, patching, interchange")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
     strict: StrictOption = False,

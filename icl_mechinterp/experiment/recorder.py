@@ -19,7 +19,7 @@ from .. import theory
 from ..circuits import Capture, History, Snapshot
 from ..errors import RunError, TrainingError
 from ..models import _tl as tl
-from ..models import collapse, fused_prediction, hooked_prediction, reason_not_fused
+from ..models import collapse, fused_prediction, hooked_prediction
 from ..probes import probe, probe_circuits
 from ..probes.structure import NAMES as STRUCTURE_NAMES
 from ..probes.structure import is_isotropic, signal_variance
@@ -30,7 +30,7 @@ from ..training import Checkpoint, NonFiniteLoss, Settings, TrainState, save_che
 from .config import ExperimentConfig
 
 CHECKPOINT_PROMPTS = 2_000
-FINAL_PROMPTS = 100_000
+FINAL_PROMPTS = 25_000  # of an ensemble together; a single seed's sample grows by itself
 _CAPTURE_PROMPTS = 32
 _CAPTURE_BYTES = 64 * 2**20  # a full forward of many long prompts would take this much for the scores alone
 _GAP_TOLERANCE = 1e4 * torch.finfo(torch.float32).eps  # relative to the size of the predictions
@@ -109,9 +109,11 @@ class Recorder:
         if self._captured != state.step:
             self._finite_snapshots(state)
         last = state.step == self.settings.steps
-        prompts = max(CHECKPOINT_PROMPTS, FINAL_PROMPTS // len(self.seeds)) if last else CHECKPOINT_PROMPTS
+        prompts: int | None = CHECKPOINT_PROMPTS
+        if last:
+            prompts = max(CHECKPOINT_PROMPTS, FINAL_PROMPTS // len(self.seeds)) if len(self.seeds) > 1 else None
         for seed, model in zip(self.seeds, state.stack.models, strict=True):
-            report = probe(model, self.task, seed=0, prompts=_affordable(model, prompts), probes=self.probes)
+            report = probe(model, self.task, seed=0, prompts=prompts, probes=self.probes)
             self._reports.append(report.at(step=state.step, seed=seed))
         self.save(state)
 
@@ -286,7 +288,3 @@ def _capture_shape(task: Task, n_heads: int) -> tuple[int, int]:
         context //= 2
     count = _CAPTURE_BYTES // (4 * n_heads * (context + 1) ** 2 * 4)
     return context, int(min(_CAPTURE_PROMPTS, max(2, count)))
-
-
-def _affordable(model: Any, prompts: int) -> int:
-    return prompts if reason_not_fused(model) is None else min(prompts, CHECKPOINT_PROMPTS)

@@ -28,6 +28,7 @@ from transformer_lens import HookedTransformer
 
 from .._types import Predictions
 from ..circuits import Circuits
+from ..models import Coordinates
 from ..results import HeadLabel, HeadVerdict, Measurement, ProbeResult
 from ..tasks import Batch, Task, generator_for
 from .row import Outputs, Row, row_or_reason
@@ -165,10 +166,14 @@ class Subject:
 
 
 def subject_or_reason(
-    model: HookedTransformer, circuits: Circuits, heads: Sequence[HeadVerdict], batch: Batch
+    model: HookedTransformer,
+    circuits: Circuits,
+    heads: Sequence[HeadVerdict],
+    batch: Batch,
+    coordinates: Coordinates | None = None,
 ) -> Subject | str:
     """The model on these prompts, or why interventions on it say nothing."""
-    row = row_or_reason(model, circuits, heads, batch.z)
+    row = row_or_reason(model, circuits, heads, batch.z, coordinates)
     if isinstance(row, str):
         return row
     subject = Subject(row, tuple(heads), batch)
@@ -183,6 +188,7 @@ def ablation(
     *,
     prompts: int = 2000,
     seed: int = 0,
+    coordinates: Coordinates | None = None,
 ) -> ProbeResult:
     """The measurements of ablation and weight surgery.
 
@@ -193,9 +199,10 @@ def ablation(
         task: draws the prompts.
         prompts: how many.
         seed: of the prompts.
+        coordinates: of a model with its own embedding.
     """
     batch = task.sample(prompts, generator=generator_for(seed, "probe"), dtype=torch.float64)
-    subject = subject_or_reason(model, circuits, heads, batch)
+    subject = subject_or_reason(model, circuits, heads, batch, coordinates)
     if isinstance(subject, str):
         return _undecided(subject)
     surgeries = {name: operate(subject, name) for name in get_args(Operation)}

@@ -8,7 +8,7 @@ Sources: predictors and risks, 2503.12734 sections 3.4 to 3.6.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -23,23 +23,42 @@ from ..models import reason_not_fused
 from ..models.fused import Collapsed, fused_prediction
 from ..results import HeadVerdict, Measurement, ProbeResult
 from ..tasks import Batch, Task, generator_for
-from .row import forward_prediction
-from .statistics import Estimate, mean, ratio_of_means
+from .row import Row, forward_prediction
+from .statistics import (
+    Context,
+    Estimate,
+    LabelLaw,
+    Moments,
+    Response,
+    Series,
+    at_both_lengths,
+    compare,
+    label_law,
+    mean,
+    quantile,
+    ratio_of_means,
+    row_response,
+    sequential,
+    square,
+    variance_terms,
+    with_labels,
+)
 from .structure import is_isotropic, signal_variance
 from .thresholds import THRESHOLDS, Thresholds
 
 Predictor: TypeAlias = Callable[[Prompts], Predictions]
 
-_CHUNK = 4096  # prompts at a time: 8 MB of float64 per copy at d = 5, L = 40
+BUDGET, BUDGET_SAMPLED = 100_000, 20_000
+"""Most prompts of a growing sample: for a model whose labels can be averaged over, and for one that is only asked."""
+
+_LOOKS = 3  # at a quarter, a half and all of the budget: with fewer prompts intervals of small distances cover too little
+_CHUNK = 512  # prompts at a time: what a few heads compute on them stays in the cache
 _FIT_PROMPTS = 2000  # at most; a quarter of those that are measured, but 500, where a checkpoint looks quickly
 _SCAN_PROMPTS = 500  # enough to tell 25 kernels apart; the search around the best one uses all
 _ALTERNATIVES = ("gd", "ridge", "nadaraya_watson")
+_ROUNDING = 1e3 * float(np.finfo(np.float64).eps)  # of E yhat^2: a variance below it is what rounding leaves
 _CONSTANT = "the model predicts a constant: its variance is zero"
-
-
-Series: TypeAlias = dict[str, Float[np.ndarray, " prompt"]]
-"""Per prompt and by name: `target`, `prediction` of the model, those of the named algorithms, and how model and vanilla
-GD move when the context is shifted (`shift_covariates`, `gd_shift_covariates`, ...)."""
+_SEVERAL = "the task has several label slots, and the named algorithms predict one"
 
 
 def model_predictor(model: HookedTransformer, circuits: Circuits) -> Predictor:
@@ -52,38 +71,59 @@ def model_predictor(model: HookedTransformer, circuits: Circuits) -> Predictor:
 
 
 def equivalence(
-    predict: Predictor,
+    model: Row | Predictor,
     heads: Sequence[HeadVerdict],
     task: Task,
     *,
-    prompts: int,
+    prompts: int | None = None,
     seed: int,
     thresholds: Thresholds = THRESHOLDS,
 ) -> ProbeResult:
     """The functional measurements of a model.
 
+    Of a `Row` everything is averaged over labels exactly and over queries of two lengths (see `statistics`); a predictor
+    is asked on the prompts drawn, and the same standard error takes about ten times as many.
+
     Args:
-        predict: the model's predictions, float64.
+        model: the circuits of a one-layer model that is nothing else, or predictions in float64.
         heads: its taxonomy, which gives the model's own step sum mu omega; empty: the step that fits best.
         task: draws the prompts.
-        prompts: how many.
+        prompts: how many; by default the sample grows, over three looks up to `BUDGET` (`BUDGET_SAMPLED`), until every
+            measurement is decided.
         seed: of the prompts; the same seed gives the same report.
         thresholds: bounds that decide.
     """
-    fit = task.sample(
-        min(_FIT_PROMPTS, max(_SCAN_PROMPTS, prompts // 4)), generator=generator_for(seed, "fit"), dtype=torch.float64
-    )
+    if task.n_out != 1:
+        return _undecided(_SEVERAL)
+    predict = model.predict if isinstance(model, Row) else model
+    law = label_law(task) if isinstance(model, Row) else None
+    budget, looks = (prompts, 1) if prompts is not None else (BUDGET if law else BUDGET_SAMPLED, _LOOKS)
+    size = min(_FIT_PROMPTS, max(_SCAN_PROMPTS, budget // 4))
+    fit = task.sample(size, generator=generator_for(seed, "fit"), dtype=torch.float64)
     step = float(sum(h.mu * h.omega for h in heads)) if heads else _fitted_step(predict, fit)
-    kernel = fit_kernel(predict, fit, task)
-    batches = [_series(predict, batch, task, step, kernel) for batch in _batches(task, prompts, seed)]
-    sample = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    detail = {"prompts": prompts, "step": step}
-    measurements = [
-        _loss(sample, step, _control_coefficient(predict, fit, step), task, thresholds, detail),
-        *_distances(sample, task, thresholds, {**detail, "kernel_omega": kernel[0], "kernel_mu": kernel[1]}),
-        *_shifts(sample, thresholds),
-    ]
-    return ProbeResult("equivalence", tuple(measurements))
+    algorithms = _Algorithms(step, *fit_kernel(predict, fit, task), penalty=task.d * task.noise / signal_variance(task))
+    control = _control_coefficient(_series(model, fit, task, algorithms, law))
+    generator = generator_for(seed, "probe")
+
+    def draw(count: int) -> Series:
+        parts = [_series(model, batch, task, algorithms, law) for batch in _batches(task, count, generator)]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def judge(sample: Series, confidence: float) -> list[Measurement]:
+        drawn = len(sample["loss"])
+        sampled = _Sample(sample, quantile(confidence), {"prompts": drawn, "confidence": confidence, "step": step})
+        return [
+            _loss(sampled, control, task, step, thresholds),
+            *_distances(sampled, task, thresholds, algorithms),
+            *_shifts(sampled, thresholds),
+        ]
+
+    def decide(sample: Series, confidence: float) -> list[Measurement] | None:
+        measured = judge(sample, confidence)
+        return None if any(m.status == "undecided" and m.threshold is not None for m in measured) else measured
+
+    looked = sequential(draw, decide, budget=budget, looks=looks)
+    return ProbeResult("equivalence", tuple(looked.decision or judge(looked.sample, looked.confidence)))
 
 
 def fit_kernel(predict: Predictor, batch: Batch, task: Task) -> tuple[float, float]:
@@ -107,154 +147,187 @@ def fit_kernel(predict: Predictor, batch: Batch, task: Task) -> tuple[float, flo
     return omega, kernel(omega)[1]
 
 
-def _series(predict: Predictor, batch: Batch, task: Task, step: float, kernel: tuple[float, float]) -> Series:
-    z, target = batch
-    # beta has variance c^2/d per coordinate, so the Bayes predictor is ridge with penalty d sigma^2 / c^2
-    penalty = task.d * task.noise / signal_variance(task)
-    values = {
-        "target": target,
-        "prediction": predict(z),
-        "debiased_gd": theory.debiased_gd(z, step),
-        "gd": theory.gd(z, step),
-        "ridge": theory.ridge(z, penalty),
-        "nadaraya_watson": theory.nadaraya_watson(z, *kernel),
+class _Algorithms(NamedTuple):
+    """The named algorithms with the parameters that suit the model."""
+
+    step: float
+    omega: float
+    mu: float
+    penalty: float
+
+    def responses(self, z: Prompts, context: Context) -> dict[str, Response]:
+        # beta has variance c^2/d per coordinate, so the Bayes predictor is ridge with penalty d sigma^2 / c^2
+        weights = {
+            "debiased_gd": theory.debiased_gd.weights(z, self.step),
+            "gd": theory.gd.weights(z, self.step),
+            "ridge": theory.ridge.weights(z, self.penalty),
+            "nadaraya_watson": theory.nadaraya_watson.weights(z, self.omega, self.mu),
+        }
+        return {name: Response.linear(value, context) for name, value in weights.items()}
+
+
+class _Sample(NamedTuple):
+    """What was drawn, and how it is judged.
+
+    Attributes:
+        series: see `_series`.
+        half_width: of the intervals, in standard errors.
+        detail: that every measurement carries.
+    """
+
+    series: Series
+    half_width: float
+    detail: Mapping[str, Any]
+
+    @property
+    def spread(self) -> Float[np.ndarray, " prompt"]:
+        """Its average is Var(yhat)."""
+        return variance_terms(Moments(self.series["first"], self.series["second"]))
+
+    @property
+    def is_constant(self) -> bool:
+        return float(self.spread.mean()) <= _ROUNDING * float(self.series["second"].mean())
+
+    def ratio(self, name: str) -> Estimate:
+        """E(square) / Var(yhat)."""
+        return ratio_of_means(self.series[name], self.spread)
+
+    def judged(self, name: str, estimate: Estimate, **rest: Any) -> Measurement:
+        rest = {"detail": self.detail, **rest}
+        return Measurement.judged(name, estimate.value, stderr=estimate.stderr, half_width=self.half_width, **rest)
+
+
+def _series(
+    model: Row | Predictor, batch: Batch, task: Task, algorithms: _Algorithms, law: LabelLaw | None
+) -> Series:
+    """Per prompt and by name, with these averages: those of `compare`; `loss_debiased_gd`, the loss of debiased GD; and
+    the squares of how model and vanilla GD move when covariates or labels of the context are shifted by one."""
+    drawn = Context.of(batch, task)
+
+    def respond(z: Prompts, context: Context, shift: float = 0.0) -> Response:
+        if isinstance(model, Row) and law:
+            return row_response(model, z, context, shift=shift)
+        return Response.sampled(model_answers(with_labels(z, z[:, :-1, task.d] + shift, task.d)), context)
+
+    def model_answers(z: Prompts) -> Float[torch.Tensor, " batch"]:
+        return (model.predict(z) if isinstance(model, Row) else model(z))[:, 0]
+
+    def compared(z: Prompts, context: Context) -> Series:
+        others = algorithms.responses(z, context)
+        lost = square(Response.target(context) - others["debiased_gd"], context, law)
+        return {**compare(respond(z, context), others, context, law), "loss_debiased_gd": lost}
+
+    if law:
+        parts = [
+            {name: values * at.importance for name, values in compared(at.z, at.context).items()}
+            for at in at_both_lengths(batch, task)  # pyright: ignore[reportArgumentType] - a task with a law is linear
+        ]
+        series = {name: parts[0][name] + parts[1][name] for name in parts[0]}
+    else:
+        series = compared(batch.z, drawn)
+    before, gd = respond(batch.z, drawn), Response.linear(theory.gd.weights(batch.z, algorithms.step), drawn)
+    moved = batch.z.clone()
+    moved[:, :-1, : task.d] += 1.0
+    gd_moved = Response.linear(theory.gd.weights(moved, algorithms.step), drawn)
+    gd_lifted = Response.linear(gd.weights[:, :-1], drawn, gd.weights.sum(1))
+    moves = {
+        "shift_covariates": respond(moved, drawn) - before,
+        "shift_labels": respond(batch.z, drawn, 1.0) - before,
+        "gd_shift_covariates": gd_moved - gd,
+        "gd_shift_labels": gd_lifted - gd,
     }
-    for name, coordinates in (("covariates", slice(0, task.d)), ("labels", slice(task.d, None))):
-        moved = _shifted(z, coordinates)
-        values[f"shift_{name}"] = predict(moved) - values["prediction"]
-        values[f"gd_shift_{name}"] = theory.gd(moved, step) - values["gd"]
-    return {name: value.reshape(-1).numpy() for name, value in values.items()}
+    return series | {name: square(move, drawn, law) for name, move in moves.items()}
 
 
-def _control_coefficient(predict: Predictor, batch: Batch, step: float) -> float:
+def _control_coefficient(series: Series) -> float:
     """How much of debiased GD's error to take off the model's: what leaves the least variance, found on other prompts.
 
     Near 1 for debiased GD. At a fixed 1, models that have little to do with their own step (one that overshoots it) get
     a larger error than plain prompts give.
     """
-    errors = (batch.target - predict(batch.z)).square()
-    control = (batch.target - theory.debiased_gd(batch.z, step)).square()
-    spread = float(control.var(correction=0))
+    errors, control = series["loss"], series["loss_debiased_gd"]
+    spread = float(control.var())
     return float((errors * (control - control.mean())).mean()) / spread if spread > 0 else 0.0
 
 
-def _loss(
-    sample: Series, step: float, coefficient: float, task: Task, bounds: Thresholds, detail: Mapping[str, float]
-) -> Measurement:
+def _loss(sample: _Sample, coefficient: float, task: Task, step: float, bounds: Thresholds) -> Measurement:
     """E(target - yhat)^2, with the exact risk of debiased GD as control variate where theory knows it."""
-    errors = (sample["target"] - sample["prediction"]) ** 2
+    errors, control = sample.series["loss"], sample.series["loss_debiased_gd"]
     if not is_isotropic(task):
-        return Measurement("loss", float(errors.mean()), stderr=mean(errors).stderr, detail=detail)
+        value, stderr = mean(errors)
+        return Measurement("loss", value, stderr=stderr, detail=sample.detail)
     variance = signal_variance(task)
     noise = task.noise / variance
-    control = (sample["target"] - sample["debiased_gd"]) ** 2
-    difference = errors - coefficient * control
-    value = float(difference.mean()) + coefficient * variance * theory.debiased_gd_risk(
-        step, task.d, task.context, noise
-    )
-    best = variance * theory.debiased_gd_risk(
-        theory.optimal_step(task.d, task.context, noise), task.d, task.context, noise
-    )
-    threshold = best + bounds.excess_loss * (variance + task.noise - best)
-    bayes = variance * theory.bayes_risk(task.d, task.context, noise)
-    return Measurement.judged(
+
+    def risk(eta: float) -> float:
+        return variance * float(theory.debiased_gd_risk(eta, task.d, task.context, noise))
+
+    rest, stderr = mean(errors - coefficient * control)
+    best = risk(float(theory.optimal_step(task.d, task.context, noise)))
+    return sample.judged(
         "loss",
-        value,
-        stderr=mean(difference).stderr,
-        threshold=threshold,
+        Estimate(rest + coefficient * risk(step), stderr),
+        threshold=best + bounds.excess_loss * (variance + task.noise - best),
         reference=best,
         unit="y^2",
-        detail={**detail, "bayes_risk": bayes},
+        detail={**sample.detail, "bayes_risk": variance * theory.bayes_risk(task.d, task.context, noise)},
     )
 
 
-def _distances(sample: Series, task: Task, bounds: Thresholds, detail: Mapping[str, float]) -> list[Measurement]:
+def _distances(sample: _Sample, task: Task, bounds: Thresholds, algorithms: _Algorithms) -> list[Measurement]:
     """Distance to debiased GD against its bound; each alternative must be farther away, by a paired interval."""
-    names = [f"distance_{name}" for name in ("debiased_gd", *_ALTERNATIVES)]
-    if _is_constant(sample["prediction"]):
-        return [Measurement.undecided(name, _CONSTANT) for name in names]
-    squared = {n: (sample["prediction"] - sample[n]) ** 2 for n in ("debiased_gd", *_ALTERNATIVES)}
+    if sample.is_constant:
+        return [Measurement.undecided(f"distance_{name}", _CONSTANT) for name in ("debiased_gd", *_ALTERNATIVES)]
+    detail = {**sample.detail, "kernel_omega": algorithms.omega, "kernel_mu": algorithms.mu}
     if not is_isotropic(task):
         # The values stay useful, but a model that preconditions would be called wrong by a step that is one number.
         reason = "the covariates have a covariance, and gradient descent with a step that is one number is no reference"
         return [
             Measurement(name, value, "Var(yhat)", stderr, required=True, reason=reason, detail=detail)
-            for name, key in zip(names, squared, strict=True)
-            for value, stderr in [_ratio(squared[key], sample["prediction"])]
+            for name in (f"distance_{algorithm}" for algorithm in ("debiased_gd", *_ALTERNATIVES))
+            for value, stderr in [sample.ratio(name)]
         ]
-    nearest, stderr = _ratio(squared["debiased_gd"], sample["prediction"])
-    measured = [
-        Measurement.judged(
-            names[0],
-            nearest,
-            stderr=stderr,
-            threshold=bounds.distance_debiased_gd,
-            reference=0.0,
-            unit="Var(yhat)",
-            detail=detail,
-        )
-    ]
-    for name in _ALTERNATIVES:
-        value, stderr = _ratio(squared[name], sample["prediction"])
-        farther = Measurement.judged(
-            name,
-            float((squared[name] - squared["debiased_gd"]).mean()),
-            stderr=mean(squared[name] - squared["debiased_gd"]).stderr,
-            threshold=0.0,
-            rule=">",
-        )
-        reason = None if farther.passed is not None else "not told apart from debiased GD: draw more prompts"
-        measured.append(
-            Measurement(
-                f"distance_{name}",
-                value,
-                unit="Var(yhat)",
-                stderr=stderr,
-                threshold=nearest,
-                rule=">",
-                passed=farther.passed,
-                required=True,
-                reason=reason,
-                detail=detail,
-            )
-        )
+    nearest, bound = sample.ratio("distance_debiased_gd"), bounds.distance_debiased_gd
+    rest = {"unit": "Var(yhat)", "detail": detail}
+    measured = [sample.judged("distance_debiased_gd", nearest, threshold=bound, reference=0.0, **rest)]
+    for name in (f"distance_{algorithm}" for algorithm in _ALTERNATIVES):
+        value, stderr = sample.ratio(name)
+        difference = mean(sample.series[name] - sample.series["distance_debiased_gd"])
+        farther = sample.judged(name, difference, threshold=0.0, rule=">").passed
+        reason = None if farther is not None else "not told apart from debiased GD: draw more prompts"
+        against = {"threshold": nearest.value, "rule": ">", "passed": farther, "required": True, "reason": reason}
+        measured.append(Measurement(name, value, stderr=stderr, **against, **rest))
     return measured
 
 
-def _shifts(sample: Series, bounds: Thresholds) -> list[Measurement]:
+def _shifts(sample: _Sample, bounds: Thresholds) -> list[Measurement]:
     """Debiased GD does not move when every context covariate, or label, moves by one; vanilla GD does."""
     names = ("shift_covariates", "shift_labels")
-    if _is_constant(sample["prediction"]):
+    if sample.is_constant:
         return [Measurement.undecided(name, _CONSTANT) for name in names]
-    variance = float(sample["prediction"].var())
+    variance = float(sample.spread.mean())
     measured = []
     for name in names:
-        value, stderr = _ratio(sample[name] ** 2, sample["prediction"])
-        vanilla = float((sample[f"gd_{name}"] ** 2).mean() / variance)
+        vanilla = float(sample.series[f"gd_{name}"].mean() / variance)
+        # a model without a step of its own has a vanilla that does not move either: then rounding decides
+        bound = max(bounds.shift * vanilla, float(np.finfo(np.float32).eps))
         measured.append(
-            Measurement.judged(
+            sample.judged(
                 name,
-                value,
-                stderr=stderr,
-                # a model without a step of its own has a vanilla that does not move either: then rounding decides
-                threshold=max(bounds.shift * vanilla, float(np.finfo(np.float32).eps)),
+                sample.ratio(name),
+                threshold=bound,
                 reference=0.0,
                 unit="Var(yhat)",
-                detail={"vanilla_gd": vanilla},
+                detail={**sample.detail, "vanilla_gd": vanilla},
             )
         )
     return measured
 
 
-def _is_constant(prediction: Float[np.ndarray, " prompt"]) -> bool:
-    """Its spread is what rounding leaves of its size."""
-    eps = float(np.finfo(np.float64).eps)
-    return float(prediction.std()) <= 100 * eps * float(np.abs(prediction).max())
-
-
-def _ratio(squares: Float[np.ndarray, " prompt"], prediction: Float[np.ndarray, " prompt"]) -> Estimate:
-    """E(squares) / Var(prediction)."""
-    return ratio_of_means(squares, (prediction - prediction.mean()) ** 2)
+def _undecided(reason: str) -> ProbeResult:
+    names = ("loss", *(f"distance_{name}" for name in ("debiased_gd", *_ALTERNATIVES)))
+    measured = (Measurement.undecided(name, reason) for name in (*names, "shift_covariates", "shift_labels"))
+    return ProbeResult("equivalence", tuple(measured))
 
 
 def _fitted_step(predict: Predictor, batch: Batch) -> float:
@@ -262,13 +335,6 @@ def _fitted_step(predict: Predictor, batch: Batch) -> float:
     return float((basis * predict(batch.z)).mean() / basis.square().mean())
 
 
-def _shifted(z: Prompts, coordinates: slice) -> Prompts:
-    moved = z.clone()
-    moved[:, :-1, coordinates] += 1.0
-    return moved
-
-
-def _batches(task: Task, prompts: int, seed: int) -> Iterator[Batch]:
-    generator = generator_for(seed, "probe")
+def _batches(task: Task, prompts: int, generator: torch.Generator) -> Iterator[Batch]:
     for start in range(0, prompts, _CHUNK):
         yield task.sample(min(_CHUNK, prompts - start), generator=generator, dtype=torch.float64)

@@ -41,7 +41,7 @@ from ..circuits import Circuits
 from ..circuits.capture import recorded
 from ..errors import ConfigError, ModelError
 from ..models import _tl as tl
-from ..models import reason_not_fused
+from ..models import Coordinates, reason_not_fused
 from ..results import HeadVerdict, Measurement, ProbeResult
 from ..tasks import Batch, Task, generator_for
 from .equivalence import fit_kernel
@@ -62,7 +62,6 @@ from .statistics import (
     ratio_of_means,
     row_response,
     row_weights,
-    unit_labels,
     variance_terms,
     with_labels,
 )
@@ -110,19 +109,21 @@ class HighLevel(NamedTuple):
 
     Attributes:
         name: of `ALGORITHMS`.
-        predict: prompts and their number of label slots -> predictions.
+        weights: prompts -> what each label of the context is multiplied with, `[batch key_pos]`.
         parameters: what it was fitted with.
     """
 
     name: str
-    predict: Callable[[Prompts, int], Predictions]
+    weights: Callable[[Prompts], Tensor]
     parameters: Mapping[str, float]
 
 
 # --- the low level ----------------------------------------------------------------------------------------------------
 
 
-def low_level(model: HookedTransformer, circuits: Circuits, task: Task) -> LowLevel:
+def low_level(
+    model: HookedTransformer, circuits: Circuits, task: Task, coordinates: Coordinates | None = None
+) -> LowLevel:
     """The model at the deepest level at which its parts can be exchanged faithfully.
 
     Circuits, when the model computes what they say. Else hooks, when attention carries all that the query learns of the
@@ -132,13 +133,13 @@ def low_level(model: HookedTransformer, circuits: Circuits, task: Task) -> LowLe
     if reason_not_fused(model) is None:
         row = Row.of(circuits)
         try:
-            require_same_as_model(row, model, batch.z)
+            require_same_as_model(row, model, batch.z, coordinates)
             return row_level(row)
         except ModelError:
             pass  # its forward is not its circuits: look at the forward
-    by_inputs = input_level(lambda z: forward_prediction(model, z), task.d)
+    by_inputs = input_level(lambda z: forward_prediction(model, z, coordinates), task.d)
     if model.cfg.n_layers == 1:
-        by_hooks = LowLevel(_Hooked(model), "hooks")
+        by_hooks = LowLevel(_Hooked(model, coordinates), "hooks")
         context, query = batch.z[: _CHECK_PROMPTS // 2], batch.z[_CHECK_PROMPTS // 2 :]
         moved = [level.run(query, context, context) for level in (by_hooks, by_inputs)]
         size = float(moved[1].square().mean().sqrt())
@@ -170,8 +171,8 @@ def recombine(queries: Prompts, keys: Prompts, values: Prompts, d: int) -> Promp
 class _Hooked:
     """A one-layer model's own forward, with hook_k and hook_v replaced by what other prompts put there."""
 
-    def __init__(self, model: HookedTransformer) -> None:
-        self.model = model
+    def __init__(self, model: HookedTransformer, coordinates: Coordinates | None) -> None:
+        self.model, self.coordinates = model, coordinates
 
     def __call__(self, queries: Prompts, keys: Prompts, values: Prompts) -> Predictions:
         handles = []
@@ -180,14 +181,14 @@ class _Hooked:
             for name, replacement in replacements.items():
                 point = tl.hook_point(self.model, 0, name)
                 handles.append(point.register_forward_hook(_replaced_by(replacement)))
-            return forward_prediction(self.model, queries)
+            return forward_prediction(self.model, queries, self.coordinates)
         finally:
             for handle in handles:
                 handle.remove()
 
     def _seen(self, name: str, prompts: Prompts) -> Tensor:
         with recorded(self.model, name) as activations:
-            forward_prediction(self.model, prompts)
+            forward_prediction(self.model, prompts, self.coordinates)
         return activations[name][0]
 
 
@@ -222,16 +223,16 @@ def candidates(low: LowLevel, heads: Sequence[HeadVerdict], task: Task, *, seed:
     penalty = task.d * task.noise / getattr(task, "coefficient_scale", 1.0) ** 2
     level = fitted(theory.nadaraya_watson(batch.z, 0.0, 1.0))  # a kernel of scale zero averages the labels
     return (
-        HighLevel("debiased_gd", lambda z, n: theory.debiased_gd(z, debiased, n_out=n), {"step": debiased}),
-        HighLevel("gd", lambda z, n: theory.gd(z, vanilla, n_out=n), {"step": vanilla}),
-        HighLevel("ridge", lambda z, n: theory.ridge(z, penalty, n_out=n), {"penalty": penalty}),
+        HighLevel("debiased_gd", lambda z: theory.debiased_gd.weights(z, debiased), {"step": debiased}),
+        HighLevel("gd", lambda z: theory.gd.weights(z, vanilla), {"step": vanilla}),
+        HighLevel("ridge", lambda z: theory.ridge.weights(z, penalty), {"penalty": penalty}),
         HighLevel(
             "nadaraya_watson",
-            lambda z, n: theory.nadaraya_watson(z, omega, mu, n_out=n),
+            lambda z: theory.nadaraya_watson.weights(z, omega, mu),
             {"kernel_omega": omega, "kernel_mu": mu},
         ),
         HighLevel(
-            "mean_of_labels", lambda z, n: theory.nadaraya_watson(z, 0.0, level, n_out=n), {"coefficient": level}
+            "mean_of_labels", lambda z: theory.nadaraya_watson.weights(z, 0.0, level), {"coefficient": level}
         ),
     )
 
@@ -414,9 +415,9 @@ def _series(
         model = _model_response(low, queries, keys, values, law)
         moments = conditional_moments(model, values.context.covariates, law)
         series |= {f"{part}/first": moments.first, f"{part}/second": moments.second}
-        units = unit_labels(_with_query(keys.z, queries.z), task.d)
+        prompts = _with_query(keys.z, queries.z)
         for algorithm in high:
-            answer = Response.linear(algorithm.predict(units, task.context), values.context)
+            answer = Response.linear(algorithm.weights(prompts), values.context)
             gap = model - (answer if _integrates(low, law) else answer.plain(values.context))
             series[f"{part}/{algorithm.name}"] = conditional_moments(gap, values.context.covariates, law).second
     if low.row is not None:

@@ -33,6 +33,7 @@ from .. import theory
 from .._types import Checked, Predictions, Prompts, Targets
 from ..circuits import Circuits
 from ..errors import ConfigError
+from ..models import Coordinates
 from ..results import HeadVerdict, Measurement, ProbeResult
 from ..tasks import Batch, Task, generator_for
 from .ablation import Subject, is_near, mean_error, ratio_error, subject_or_reason
@@ -235,6 +236,7 @@ def patching(
     *,
     prompts: int = 2000,
     seed: int = 0,
+    coordinates: Coordinates | None = None,
 ) -> ProbeResult:
     """The measurements of activation and path patching.
 
@@ -245,10 +247,11 @@ def patching(
         task: draws the prompts.
         prompts: how many.
         seed: of the prompts.
+        coordinates: of a model with its own embedding.
     """
     generator = generator_for(seed, "probe")
     batch = task.sample(prompts, generator=generator, dtype=torch.float64)
-    subject = subject_or_reason(model, circuits, heads, batch)
+    subject = subject_or_reason(model, circuits, heads, batch, coordinates)
     if isinstance(subject, str):
         return _undecided(subject)
     pairs = [make_pair(name, batch, task, generator) for name in PAIRS]

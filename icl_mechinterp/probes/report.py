@@ -3,19 +3,22 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from transformer_lens import HookedTransformer
 
 from .._types import Checked
 from ..circuits import Circuits, circuits
 from ..errors import ConfigError, ModelError, nearest
-from ..models import Coordinates, reason_not_fused
+from ..models import Coordinates
 from ..models import _tl as tl
 from ..results import ProbeReport, ProbeResult
-from ..tasks import Task
+from ..tasks import Task, generator_for
 from .ablation import ablation
-from .equivalence import equivalence, model_predictor
+from .equivalence import equivalence
+from .fidelity import circuit_gap, deciding_nothing, reason_more_than_circuits
 from .interchange import interchange, low_level
 from .patching import patching
+from .row import forward_prediction
 from .structure import structure
 from .taxonomy import classify
 from .thresholds import THRESHOLDS, Thresholds
@@ -29,8 +32,7 @@ CAUSAL_PROBES = ("ablation", "patching", "interchange")
 
 _ALL = (*PROBES, *CAUSAL_PROBES)
 
-_PROMPTS = 100_000
-_PROMPTS_HOOKED = 5_000  # a full forward pass costs 100 times the query's row
+_COMPARED = 32  # prompts on which model and circuits are held against each other
 
 
 def probe(
@@ -49,7 +51,8 @@ def probe(
         model: a `HookedTransformer`; its parameters, hooks and the global random state are left alone.
         task: what it was trained on.
         seed: of the prompts on which it is evaluated; the same seed gives the same report.
-        prompts: how many; 100,000 by default, 5,000 for models that need their full forward pass.
+        prompts: how many for `equivalence`; by default the sample grows until every measurement is decided, from 25,000
+            to 100,000, and from 5,000 to 20,000 for models that need their full forward pass.
         probes: which questions to ask, of `PROBES` and `CAUSAL_PROBES`; the latter draw prompts of their own number.
         thresholds: bounds that decide; the defaults are calibrated on planted models.
         coordinates: where the task's coordinates are in the residual stream of a model with its own embedding.
@@ -69,24 +72,29 @@ def probe(
                 f"there is no probe '{name}'; choose from {', '.join(_ALL)}.{nearest(name, _ALL)}", field="probes"
             )
     found = _finite(circuits(model, task, coordinates=coordinates))
-    fused = reason_not_fused(model) is None
-    if prompts is None:
-        prompts = _PROMPTS if fused else _PROMPTS_HOOKED
-    if isinstance(prompts, bool) or not isinstance(prompts, int) or prompts < 2:
+    if prompts is not None and (isinstance(prompts, bool) or not isinstance(prompts, int) or prompts < 2):
         raise ConfigError(f"prompts must be a whole number of at least 2; got {prompts!r}.", field="prompts")
     heads = classify(found, thresholds)
-    results = []
-    if "structure" in probes:
-        results.append(structure(found, heads, task, thresholds))
-    if "equivalence" in probes:
-        predict = model_predictor(model, found)
-        results.append(equivalence(predict, heads, task, prompts=prompts, seed=seed, thresholds=thresholds))
-    if "ablation" in probes:
-        results.append(ablation(model, found, heads, task, seed=seed))
-    if "patching" in probes:
-        results.append(patching(model, found, heads, task, seed=seed))
-    if "interchange" in probes:
-        results.append(interchange(low_level(model, found, task), heads, task, seed=seed))
+    low = low_level(model, found, task, coordinates)
+    few = task.sample(_COMPARED, generator=generator_for(0, "fit"), dtype=torch.float64).z
+    gap = circuit_gap(forward_prediction(model, few, coordinates), found, few)
+    reason = reason_more_than_circuits(model, found, gap, coordinates)
+
+    def ask(name: str) -> ProbeResult:
+        if name == "structure":
+            result = structure(found, heads, task, thresholds)
+            return result if reason is None or not heads else deciding_nothing(result, reason)
+        if name == "equivalence":
+            asked = low.row or (lambda z: forward_prediction(model, z, coordinates))
+            # a step that is read off matrices which are not the model would be somebody else's step
+            own = () if reason else heads
+            return equivalence(asked, own, task, prompts=prompts, seed=seed, thresholds=thresholds)
+        if name == "interchange":
+            return interchange(low, heads, task, seed=seed)
+        causal = {"ablation": ablation, "patching": patching}[name]
+        return causal(model, found, heads, task, seed=seed, coordinates=coordinates)
+
+    results = [ask(name) for name in _ALL if name in probes]
     return _report(found, heads, results, task, seed, thresholds)
 
 

@@ -20,7 +20,7 @@ from transformer_lens import HookedTransformer
 from .._types import Predictions, Prompts
 from ..circuits import Circuits
 from ..errors import ModelError
-from ..models import hooked_prediction, reason_not_fused
+from ..models import Coordinates, hooked_prediction, reason_not_fused
 from ..results import HeadVerdict
 
 Scores = Float[torch.Tensor, "batch head key_pos"]
@@ -29,6 +29,7 @@ Outputs = Float[torch.Tensor, "batch head out"]
 
 _TOLERANCE = 1e4  # in units of the model's machine epsilon, relative to the size of its predictions
 _COMPARED = 32  # prompts on which row and model are held against each other
+_BYTES = 64 * 2**20
 _CHUNK = 256  # prompts at a time: scores and values of four heads at L = 40 stay in the cache
 
 
@@ -105,13 +106,26 @@ def attend(scores: Scores, values: Values, *, normaliser_of: Scores | None = Non
     return torch.einsum("bhl,bhlo->bho", (scores - log_denominator).exp(), values)
 
 
-def forward_prediction(model: HookedTransformer, z: Prompts) -> Predictions:
-    """What the model's own forward predicts, in its own precision, as float64."""
+def forward_prediction(model: HookedTransformer, z: Prompts, coordinates: Coordinates | None = None) -> Predictions:
+    """What the model's own forward predicts, in its own precision and on its device, as float64 on the CPU."""
+    like = next(model.parameters())
+    maps = None if coordinates is None else coordinates.to(like)
     with torch.no_grad():
-        return hooked_prediction(model, z.to(next(model.parameters()).dtype)).double()
+        parts = [
+            hooked_prediction(model, part.to(like.device, like.dtype), coordinates=maps)
+            for part in z.split(affordable(model.cfg.n_heads, z.shape[1]))
+        ]
+        return torch.cat(parts).cpu().double()
 
 
-def require_same_as_model(row: Row, model: HookedTransformer, z: Prompts) -> None:
+def affordable(n_heads: int, pos: int) -> int:
+    """Prompts at a time whose attention scores, of every position to every other, fill 64 MB."""
+    return max(1, _BYTES // (8 * n_heads * pos**2))
+
+
+def require_same_as_model(
+    row: Row, model: HookedTransformer, z: Prompts, coordinates: Coordinates | None = None
+) -> None:
     """Checks once that the row is what the model computes, hooks of the user's included.
 
     Raises:
@@ -121,7 +135,7 @@ def require_same_as_model(row: Row, model: HookedTransformer, z: Prompts) -> Non
     if reason is not None:
         raise ModelError(f"interventions on the query's row need a one-layer attention-only model; {reason}.")
     parameter = next(model.parameters())
-    hooked = forward_prediction(model, z)
+    hooked = forward_prediction(model, z, coordinates)
     size = float(hooked.square().mean().sqrt()) or 1.0
     gap = float((row.predict(z.to(parameter.dtype).double()) - hooked).abs().max()) / size
     if gap > _TOLERANCE * torch.finfo(parameter.dtype).eps:
@@ -132,7 +146,11 @@ def require_same_as_model(row: Row, model: HookedTransformer, z: Prompts) -> Non
 
 
 def row_or_reason(
-    model: HookedTransformer, circuits: Circuits, heads: Sequence[HeadVerdict], prompts: Prompts
+    model: HookedTransformer,
+    circuits: Circuits,
+    heads: Sequence[HeadVerdict],
+    prompts: Prompts,
+    coordinates: Coordinates | None = None,
 ) -> Row | str:
     """The row of a model on which interventions say something, or why there is none.
 
@@ -141,6 +159,7 @@ def row_or_reason(
         circuits: of the model.
         heads: its taxonomy, empty for models of several layers or labels.
         prompts: some on which both are compared.
+        coordinates: of a model with its own embedding.
     """
     if not heads:
         return (
@@ -149,7 +168,7 @@ def row_or_reason(
         )
     row = Row.of(circuits)
     try:
-        require_same_as_model(row, model, prompts[:_COMPARED])
+        require_same_as_model(row, model, prompts[:_COMPARED], coordinates)
     except ModelError as error:
         return str(error)
     return row

@@ -17,8 +17,18 @@ A model whose keys read labels is linear in them only nearly: yhat = w^T y + b +
 where the first term is exact and only the second is sampled. It stays unbiased whatever r is; and because r is even in
 y to leading order (the softmax's response to labels times labels), the two signs cancel the term 2 r w^T y, which would
 otherwise dominate.
+
+What tail is left is that of the query: the third-order term by which two softmax heads differ from gradient descent makes
+squared distances grow as |x_q|^6. So every prompt is asked twice, with its query as drawn and stretched by s to the length
+at which such a square has most of its mean, and the two are weighted (the balance heuristic of importance sampling, Veach
+and Guibas 1995) so that averages are those over queries as the task draws them:
+
+    E f(x_q) = 1/2 E [v(x_q) f(x_q) + v(s x_q) f(s x_q)],   v(x) = 2 / (1 + s^-d exp(|x|^2 (1 - s^-2) / 2)),  s^2 = (d + 6)/d
+
+(for covariates N(0, I); |x|^2 is x^T Sigma^-1 x in general). v is bounded by 2.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
@@ -29,6 +39,7 @@ from jaxtyping import Float
 from scipy.special import ndtri
 
 from .._types import Prompts, Tensor
+from .. import theory
 from ..errors import ConfigError
 from ..tasks import Batch, LinearRegression, Task
 from .row import Row
@@ -148,17 +159,6 @@ class Response:
         return self.weights, self.offset, self.swing, self.departure
 
 
-def unit_labels(z: Prompts, d: int) -> Float[Tensor, "batch pos wide_token"]:
-    """The same prompts with L label slots, of which token l has a one in slot l.
-
-    What a predictor that is linear in the labels answers to them is its weights: `theory.ridge(unit_labels(z, d),
-    penalty, n_out=L)` is `[batch key_pos]`.
-    """
-    batch, pos, _ = z.shape
-    units = torch.eye(pos, pos - 1, dtype=z.dtype, device=z.device)  # a last row of zeros: the query has no label
-    return torch.cat([z[..., :d], units.expand(batch, -1, -1)], -1)
-
-
 def row_response(row: Row, z: Prompts, context: Context, *, shift: float = 0.0) -> Response:
     """What a one-layer model answers on prompts, all labels moved by `shift`; exactly linear where no key reads labels.
 
@@ -168,15 +168,17 @@ def row_response(row: Row, z: Prompts, context: Context, *, shift: float = 0.0) 
         context: what the labels were made of.
         shift: added to every context label after they were drawn.
     """
-    blind = row.blind_to_label_keys()
-    weights, offset = row_weights(blind, z, z, z)
+    scores, d = row.blind_to_label_keys().scores(z, z), row.d
+    weights, offset = pattern_weights(row, torch.softmax(scores, -1), z)
     linear = Response.linear(weights, context, offset + shift * weights.sum(1))
     if not row.reads_label_keys:
         return linear
+    per_label = torch.einsum("bx,hx->bh", z[:, -1, :d], row.kq[:, d, :d]).unsqueeze(-1)
 
     def departure(sign: float) -> Float[Tensor, " batch"]:
-        relabelled = with_labels(z, sign * context.labels[:, :-1] + shift, row.d)
-        return row.predict(relabelled)[:, 0] - (linear.offset + sign * linear.swing)
+        labels = sign * context.labels[:, :-1] + shift
+        weights, offset = pattern_weights(row, torch.softmax(scores + per_label * labels.unsqueeze(1), -1), z)
+        return (weights * labels).sum(1) + offset - (linear.offset + sign * linear.swing)
 
     return Response(linear.weights, linear.offset, linear.swing, torch.stack([departure(1.0), departure(-1.0)]))
 
@@ -244,21 +246,54 @@ def compare(model: Response, others: Mapping[str, Response], context: Context, l
 
     Args:
         model: its response.
-        others: responses of named algorithms; linear ones are made plain when the model's labels cannot be integrated.
+        others: responses of named algorithms.
         context: what the labels of all of them were made of.
-        law: of the labels.
+        law: of the labels; `None` where they cannot be averaged over: then all is taken at the labels drawn.
 
     Returns:
         `first`, `second`, `loss`, and `distance_<name>` for every other.
     """
-    integrated = law is not None and bool(model.weights.any())
-    compared = {"loss": Response.target(context), **{f"distance_{name}": other for name, other in others.items()}}
-    first, second = conditional_moments(model, context.covariates, law)
-    series = {"first": first, "second": second}
-    for name, other in compared.items():
-        gap = (other if integrated else other.plain(context)) - model
-        series[name] = conditional_moments(gap, context.covariates, law).second
-    return series
+    first, second = conditional_moments(model if law else model.plain(context), context.covariates, law)
+    series = {"first": first, "second": second, "loss": square(Response.target(context) - model, context, law)}
+    return series | {f"distance_{name}": square(other - model, context, law) for name, other in others.items()}
+
+
+def square(response: Response, context: Context, law: LabelLaw | None) -> Float[np.ndarray, " prompt"]:
+    """Mean over the labels of an answer's square, per prompt; its square at the labels drawn where no law is known."""
+    return conditional_moments(response if law else response.plain(context), context.covariates, law).second
+
+
+class AtLength(NamedTuple):
+    """Prompts with queries of one of the two lengths at which they are asked.
+
+    Attributes:
+        z: the prompts.
+        context: what their labels are made of. The query's is its mean given those of the context, which gives the same
+            averages (the answers to be compared with it know no more) and less noise.
+        importance: 1/2 v(x_q), with which what is found here is weighted.
+    """
+
+    z: Prompts
+    context: Context
+    importance: Float[np.ndarray, " prompt"]
+
+
+def at_both_lengths(batch: Batch, task: LinearRegression) -> tuple[AtLength, AtLength]:
+    """The prompts with their queries as drawn, and stretched; see the module's formula."""
+    d = task.d
+    stretch = math.sqrt((d + 6) / d)
+    found = []
+    for factor in (1.0, stretch):
+        z = batch.z.clone()
+        z[:, -1, :d] *= factor
+        query = z[:, -1, :d]
+        if task.covariance_root is not None:
+            query = torch.linalg.solve(task.covariance_root, query.mT).mT
+        longer = torch.exp(query.square().sum(1) * (1 - stretch**-2) / 2) * stretch**-d
+        expected = theory.ridge(z, d * task.noise / task.coefficient_scale**2)
+        context = Context(z[..., :d], torch.cat([z[:, :-1, d], expected], 1))
+        found.append(AtLength(z, context, (1 / (1 + longer)).numpy()))
+    return found[0], found[1]
 
 
 # --- ratios and intervals ---------------------------------------------------------------------------------------------

@@ -26,13 +26,14 @@ from ..circuits import Snapshot
 from ..errors import ModelError, RunError, UserError
 from ..models import Coordinates
 from ..probes import PROBES
+from ..probes.fidelity import circuit_gap, reason_more_than_circuits
 from ..probes.structure import signal_variance
 from ..results import ProbeReport, ProbeResult
 from ..runs import Run, load_run
 from ..tasks import Batch, Task
 from ..tracking import NullTracker, Progress, Tracker, guarded
 from .checks import fixed_prompts, require_arguments, require_unlabelled, unwrapped
-from .evidence import circuit_gap, full_report, reason_more_than_circuits, weight_report
+from .evidence import full_report, weight_report
 from .folder import Folder, TemporaryFolder, attached_config, require_checkpointable, require_free
 from .losses import LossWindow
 from .observer import Observer
@@ -289,7 +290,7 @@ class Session:
 
     def _record(self, snapshot: Snapshot) -> ProbeReport | None:
         """One row of the history, one report."""
-        gap = circuit_gap(snapshot, self._observer.batch.z)
+        gap = circuit_gap(snapshot.prediction, snapshot.circuits, self._observer.batch.z)
         loss = self._window.take()
         report = self._weights(snapshot, gap)
         self._captured = self.steps_taken
@@ -313,19 +314,19 @@ class Session:
                 "Captures go on without probes",
             )
             return None
-        reason = reason_more_than_circuits(self._observer.model, snapshot, gap)
+        reason = reason_more_than_circuits(self._observer.model, snapshot.circuits, gap, snapshot.coordinates)
         return weight_report(snapshot, self._observer.task, reason, self._ask, self.notes)
 
     def _record_final(self) -> None:
         snapshot = self._observer.look()
-        gap = circuit_gap(snapshot, self._observer.batch.z)
+        gap = circuit_gap(snapshot.prediction, snapshot.circuits, self._observer.batch.z)
         if self._weights(snapshot, gap) is None:
             return
         report = full_report(
             self._observer.model,
             snapshot,
             self._observer.task,
-            reason_more_than_circuits(self._observer.model, snapshot, gap),
+            reason_more_than_circuits(self._observer.model, snapshot.circuits, gap, snapshot.coordinates),
             self._ask,
             self.notes,
             predict=self._observer.predictions,

@@ -2,6 +2,9 @@
 
 Each computes in float64 and answers `[batch out]` in the kind it was given, torch or numpy; a torch result stays on the
 device of z and differentiable in it. `n_out` label slots end every token; the query's are never read.
+
+All of them are linear in the labels of the context, and written as the weights that these get: `gd.weights(z, eta)` is
+`[batch context]`.
 """
 
 from collections.abc import Callable
@@ -22,7 +25,6 @@ P = ParamSpec("P")
 
 class _Prompt(NamedTuple):
     covariates: Float64[Tensor, "batch context d"]
-    labels: Float64[Tensor, "batch context out"]
     query: Float64[Tensor, "batch d"]
 
 
@@ -35,28 +37,37 @@ class Predictor(Protocol[P]):
     @overload
     def __call__(self, z: np.ndarray, *args: P.args, **kwargs: P.kwargs) -> np.ndarray: ...
 
+    def weights(self, z: Tensor, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        """What each context label is multiplied with, `[batch context]`; the prediction is their sum."""
+        ...
 
-def _predictor(predict: Callable[Concatenate[Tensor, P], Tensor]) -> Predictor[P]:
-    """Lets a predictor on float64 tensors take other dtypes, and numpy arrays for numpy answers."""
 
-    @wraps(predict)
-    def on_either(z: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+def _predictor(weigh: Callable[Concatenate[Tensor, P], Tensor]) -> Predictor[P]:
+    """A predictor from the weights that it gives to the labels of float64 prompts."""
+
+    def weights(z: Any, *args: P.args, **kwargs: P.kwargs) -> Tensor:
         if np.ndim(z) != 3:
             raise ConfigError(
                 f"z must be [batch pos token]; got shape {tuple(np.shape(z))}. Add a batch axis with z[None].",
                 field="z",
             )
-        if isinstance(z, torch.Tensor):
-            return predict(z.double(), *args, **kwargs)
-        return predict(torch.from_numpy(np.array(z, dtype=np.float64, order="C")), *args, **kwargs).numpy()
+        return weigh(z.double(), *args, **kwargs)
 
-    return cast(Predictor[P], on_either)
+    @wraps(weigh)
+    def predict(z: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        if not isinstance(z, torch.Tensor):
+            return predict(torch.from_numpy(np.array(z, dtype=np.float64, order="C")), *args, **kwargs).numpy()
+        weighed, n_out = weights(z, *args, **kwargs), int(cast(Any, kwargs.get("n_out", 1)))
+        return torch.einsum("bl,blo->bo", weighed, z[:, :-1, z.shape[-1] - n_out :].double())
+
+    cast(Any, predict).weights = weights
+    return cast(Predictor[P], predict)
 
 
 @_predictor
 def debiased_gd(
     z: Float64[Tensor, "batch pos token"], eta: NumbersLike, *, n_out: int = 1
-) -> Float64[Tensor, "batch out"]:
+) -> Float64[Tensor, "batch context"]:
     """One step of gradient descent from zero, on mean-centred covariates (arXiv 2503.12734, section 3.4).
 
         yhat = (1/L) Σ_l y_l (x_l - x̄)^T A x_q,    x̄ the mean of the context covariates
@@ -71,11 +82,11 @@ def debiased_gd(
     """
     prompt = _split(z, n_out)
     centred = prompt.covariates - prompt.covariates.mean(1, keepdim=True)
-    return _one_step(prompt._replace(covariates=centred), eta)
+    return _one_step(centred, prompt.query, eta)
 
 
 @_predictor
-def gd(z: Float64[Tensor, "batch pos token"], eta: NumbersLike, *, n_out: int = 1) -> Float64[Tensor, "batch out"]:
+def gd(z: Float64[Tensor, "batch pos token"], eta: NumbersLike, *, n_out: int = 1) -> Float64[Tensor, "batch context"]:
     """One step of gradient descent from zero: `debiased_gd` without the centring.
 
         yhat = (1/L) Σ_l y_l x_l^T A x_q
@@ -88,11 +99,14 @@ def gd(z: Float64[Tensor, "batch pos token"], eta: NumbersLike, *, n_out: int = 
     Raises:
         ConfigError: a shape that does not fit.
     """
-    return _one_step(_split(z, n_out), eta)
+    prompt = _split(z, n_out)
+    return _one_step(prompt.covariates, prompt.query, eta)
 
 
 @_predictor
-def ridge(z: Float64[Tensor, "batch pos token"], penalty: Number, *, n_out: int = 1) -> Float64[Tensor, "batch out"]:
+def ridge(
+    z: Float64[Tensor, "batch pos token"], penalty: Number, *, n_out: int = 1
+) -> Float64[Tensor, "batch context"]:
     """Ridge regression; with penalty d σ² the Bayes predictor of the isotropic task.
 
         yhat = y^T X (X^T X + penalty I)^{-1} x_q
@@ -106,14 +120,14 @@ def ridge(z: Float64[Tensor, "batch pos token"], penalty: Number, *, n_out: int 
         ConfigError: a shape that does not fit, or a negative penalty.
     """
     prompt = _split(z, n_out)
-    coefficients = ridge_solve(prompt.covariates, prompt.labels, float(penalty))
-    return torch.einsum("bd,bdo->bo", prompt.query, coefficients)
+    # X (X^T X + penalty I)^{-1} x_q = (X X^T + penalty I)^{-1} X x_q: the regression of x_q on the covariates
+    return ridge_solve(prompt.covariates.mT, prompt.query.unsqueeze(-1), float(penalty)).squeeze(-1)
 
 
 @_predictor
 def nadaraya_watson(
     z: Float64[Tensor, "batch pos token"], omega: NumbersLike, mu: NumbersLike, *, n_out: int = 1
-) -> Float64[Tensor, "batch out"]:
+) -> Float64[Tensor, "batch context"]:
     """A sum of softmax kernel regressors: what an attention model in the learned pattern computes (section 1.3).
 
         yhat = Σ_h μ_h Σ_l softmax_l(ω_h x_l·x_q) y_l
@@ -133,12 +147,13 @@ def nadaraya_watson(
     weights = torch.zeros_like(similarity)
     for scale, value in zip(scales, values, strict=True):  # a head axis would multiply the memory by the heads
         weights = weights + value * torch.softmax(scale * similarity, -1)
-    return torch.einsum("bl,blo->bo", weights, prompt.labels)
+    return weights
 
 
-def _one_step(prompt: _Prompt, eta: NumbersLike) -> Float64[Tensor, "batch out"]:
-    moment = prompt.covariates.mT @ prompt.labels / prompt.covariates.shape[1]
-    return torch.einsum("bd,bdo->bo", _stepped(prompt.query, eta), moment)
+def _one_step(
+    covariates: Float64[Tensor, "batch context d"], query: Float64[Tensor, "batch d"], eta: NumbersLike
+) -> Float64[Tensor, "batch context"]:
+    return torch.einsum("bld,bd->bl", covariates, _stepped(query, eta)) / covariates.shape[1]
 
 
 def _stepped(query: Float64[Tensor, "batch d"], eta: NumbersLike) -> Float64[Tensor, "batch d"]:
@@ -167,7 +182,7 @@ def _per_head(omega: NumbersLike, mu: NumbersLike) -> tuple[list[float], list[fl
 
 
 def _split(z: Float64[Tensor, "batch pos token"], n_out: int) -> _Prompt:
-    """Context covariates, context labels and the query's covariates."""
+    """Covariates of the context and of the query."""
     _, pos, token = z.shape
     if pos < 2:
         raise ConfigError(
@@ -181,4 +196,4 @@ def _split(z: Float64[Tensor, "batch pos token"], n_out: int) -> _Prompt:
             field="n_out",
         )
     d = token - n_out
-    return _Prompt(z[:, :-1, :d], z[:, :-1, d:], z[:, -1, :d])
+    return _Prompt(z[:, :-1, :d], z[:, -1, :d])

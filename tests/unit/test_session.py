@@ -6,13 +6,11 @@ import re
 import numpy as np
 import pytest
 import torch
-from transformer_lens import HookedTransformer
 
 import icl_mechinterp as icl
 from icl_mechinterp.circuits import Capture
 from icl_mechinterp.errors import ConfigError, ModelError, RunError, UserError
 from icl_mechinterp.models.undisturbed import modules_behind, undisturbed
-from icl_mechinterp.session.evidence import circuit_gap, circuit_prediction
 from icl_mechinterp.session.losses import LossWindow
 from tests.helpers import assert_close
 from tests.helpers_session import WIDTH, foreign
@@ -326,29 +324,3 @@ def test_the_read_in_is_read_anew_where_it_trains() -> None:
     after = [capture(model, coordinates=c).circuits for c in (given, fit)]
     for old, new in zip(before, after, strict=True):
         assert_close(new.kq, 4 * old.kq, rtol=1e-3, atol=1e-5)
-
-
-# --- evidence ---------------------------------------------------------------------------------------------------------
-
-
-def _capture(model: HookedTransformer, prompts: int = 200):
-    batch = TASK.sample(prompts, generator=torch.Generator().manual_seed(1))
-    return Capture(TASK, batch)(model), batch.z
-
-
-def test_the_gap_of_a_model_of_nothing_but_circuits_is_rounding() -> None:
-    assert circuit_gap(*_capture(icl.attention_only(TASK, 2))) < 1e-10
-
-
-def test_the_gap_is_what_the_circuits_miss() -> None:
-    """A bias b on the output moves every prediction by b: the gap is b^2 / Var(yhat)."""
-    model = icl.attention_only(TASK, 2)
-    variance = _capture(model)[0].prediction.double().var(correction=0)
-    model.unembed.b_U.data.fill_(0.3)
-    snapshot, z = _capture(model)
-    assert_close(circuit_prediction(snapshot.circuits, z) + 0.3, snapshot.prediction.double(), rtol=1e-4, atol=1e-6)
-    assert circuit_gap(snapshot, z) == pytest.approx(0.09 / float(variance), rel=1e-4)
-
-
-def test_the_gap_of_several_layers_is_no_number() -> None:
-    assert np.isnan(circuit_gap(*_capture(icl.attention_only(TASK, 2, n_layers=2))))

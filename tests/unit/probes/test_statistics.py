@@ -23,7 +23,6 @@ from icl_mechinterp.probes.statistics import (
     ratio_of_means,
     row_response,
     sequential,
-    unit_labels,
     variance_terms,
     with_labels,
 )
@@ -55,11 +54,10 @@ def draw(task: LinearRegression, prompts: int, generator: torch.Generator) -> tu
 
 
 def algorithms(z: torch.Tensor, task: LinearRegression, context: Context, step: float = STEP) -> dict[str, Response]:
-    units, length = unit_labels(z, task.d), z.shape[1] - 1
     weights = {
-        "debiased_gd": theory.debiased_gd(units, step, n_out=length),
-        "gd": theory.gd(units, step, n_out=length),
-        "ridge": theory.ridge(units, task.d * task.noise / task.coefficient_scale**2, n_out=length),
+        "debiased_gd": theory.debiased_gd.weights(z, step),
+        "gd": theory.gd.weights(z, step),
+        "ridge": theory.ridge.weights(z, task.d * task.noise / task.coefficient_scale**2),
     }
     return {name: Response.linear(value, context) for name, value in weights.items()}
 
@@ -68,14 +66,14 @@ def series(row: Row, task: LinearRegression, prompts: int, generator: torch.Gene
     """Conditional values, and under `plain/` those of the same draws without any averaging."""
     batch, context = draw(task, prompts, generator)
     model, others, law = row_response(row, batch.z, context), algorithms(batch.z, task, context), label_law(task)
-    plain = compare(model.plain(context), others, context, law)
+    plain = compare(model, others, context, None)
     return {**compare(model, others, context, law), **{f"plain/{name}": value for name, value in plain.items()}}
 
 
 # --- responses --------------------------------------------------------------------------------------------------------
 
 
-def test_answers_to_unit_labels_are_the_weights_of_a_linear_predictor(generator: torch.Generator) -> None:
+def test_algorithms_answer_what_they_predict(generator: torch.Generator) -> None:
     batch, context = draw(SMALL, 7, generator)
     expected = {
         "debiased_gd": theory.debiased_gd(batch.z, STEP),
@@ -204,7 +202,7 @@ def test_without_a_law_averages_are_plain(generator: torch.Generator) -> None:
     batch, context = draw(SMALL, 50, generator)
     model = row_response(leaky(SMALL), batch.z, context)
     others = algorithms(batch.z, SMALL, context)
-    sample = compare(model.plain(context), others, context, None)
+    sample = compare(model, others, context, None)
     target = context.labels[:, -1]
     assert_close(torch.from_numpy(sample["loss"]), (target - model.answers).square(), rtol=1e-12)
     expected = (model.answers - others["ridge"].answers).square()

@@ -1,0 +1,86 @@
+"""How far a model is from its circuits: measured, not argued; and what `probe` then says."""
+
+import numpy as np
+import pytest
+import torch
+from transformer_lens import HookedTransformer
+
+import icl_mechinterp as icl
+from icl_mechinterp.circuits import Capture
+from icl_mechinterp.probes.fidelity import circuit_gap, circuit_prediction
+from tests.helpers import assert_close
+from tests.planted import build, sane_pair
+
+TASK = icl.LinearRegression(d=3, context=6, noise=0.1)
+
+
+def _capture(model: HookedTransformer, prompts: int = 200):
+    batch = TASK.sample(prompts, generator=torch.Generator().manual_seed(1))
+    snapshot = Capture(TASK, batch)(model)
+    return snapshot.prediction, snapshot.circuits, batch.z
+
+
+def test_the_gap_of_a_model_of_nothing_but_circuits_is_rounding() -> None:
+    assert circuit_gap(*_capture(icl.attention_only(TASK, 2))) < 1e-10
+
+
+def test_the_gap_is_what_the_circuits_miss() -> None:
+    """A bias b on the output moves every prediction by b: the gap is b^2 / Var(yhat)."""
+    model = icl.attention_only(TASK, 2)
+    variance = _capture(model)[0].double().var(correction=0)
+    model.unembed.b_U.data.fill_(0.3)
+    prediction, circuits, z = _capture(model)
+    assert_close(circuit_prediction(circuits, z) + 0.3, prediction.double(), rtol=1e-4, atol=1e-6)
+    assert circuit_gap(prediction, circuits, z) == pytest.approx(0.09 / float(variance), rel=1e-4)
+
+
+def test_the_gap_of_several_layers_is_no_number() -> None:
+    assert np.isnan(circuit_gap(*_capture(icl.attention_only(TASK, 2, n_layers=2))))
+
+
+def _positions(model: HookedTransformer) -> None:
+    def moved(residual: torch.Tensor, hook: object) -> torch.Tensor:
+        del hook
+        return residual + 0.3 * torch.arange(residual.shape[1]).unsqueeze(-1) / residual.shape[1]
+
+    model.add_perma_hook("blocks.0.hook_resid_pre", moved)
+
+
+def _value_bias(model: HookedTransformer) -> None:
+    model.blocks[0].attn.b_V.data.fill_(0.2)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"), [(_value_bias, "it has biases"), (_positions, "a hook")], ids=["biases", "hook"]
+)
+def test_matrices_decide_nothing_about_a_model_that_is_more_than_they(change, cause: str) -> None:
+    """The structure is planted right; what the model adds to it must not be called debiased gradient descent by it."""
+    model = build(sane_pair(TASK), TASK)
+    clean = icl.probe(model, TASK, probes=["structure"])["structure"]
+    change(model)
+    report = icl.probe(model, TASK, prompts=2_000)
+    judged = [m for m in report["structure"].values() if m.required]
+    assert {m.status for m in judged} == {"undecided"}
+    assert all("circuits alone do not give" in (m.reason or "") and cause in (m.reason or "") for m in judged)
+    assert report["structure"]["zero_sum"].value == clean["zero_sum"].value
+    assert not report.passed
+
+
+def test_a_model_with_its_own_embedding_is_probed_in_task_coordinates() -> None:
+    """The planted pair behind an invertible embedding: the same verdict, from its own forward pass."""
+    planted = build(sane_pair(TASK), TASK).double()
+    width = TASK.d + 1
+    rotation = torch.linalg.qr(torch.randn(width, width, generator=torch.Generator().manual_seed(0)).double())[0]
+    attention = planted.blocks[0].attn
+    for weight in (attention.W_Q, attention.W_K, attention.W_V):
+        weight.data.copy_(rotation.T @ weight.data)
+    attention.W_O.data.copy_(attention.W_O.data @ rotation)
+    planted.unembed.W_U.data.copy_(rotation.T @ planted.unembed.W_U.data)
+    coordinates = icl.Coordinates(read_in=rotation, read_out=planted.unembed.W_U)
+    report = icl.probe(planted, TASK, coordinates=coordinates, prompts=2_000)
+    reference = icl.probe(build(sane_pair(TASK), TASK).double(), TASK, prompts=2_000)
+    assert report.algorithm == reference.algorithm
+    for (_, ours), (_, theirs) in zip(report.measurements, reference.measurements, strict=True):
+        assert ours.status == theirs.status, ours.name
+        if ours.value is not None:
+            assert ours.value == pytest.approx(theirs.value, rel=1e-4, abs=1e-6), ours.name
