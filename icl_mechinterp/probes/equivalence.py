@@ -52,7 +52,7 @@ BUDGET, BUDGET_SAMPLED = 100_000, 20_000
 """Most prompts of a growing sample: for a model whose labels can be averaged over, and for one that is only asked."""
 
 _LOOKS = 3  # at a quarter, a half and all of the budget: with fewer prompts intervals of small distances cover too little
-_CHUNK = 512  # prompts at a time: what a few heads compute on them stays in the cache
+_CHUNK, _SCORES = 2048, 2**20  # prompts at a time; fewer where their attention scores would fill more than 8 MB
 _FIT_PROMPTS = 2000  # at most; a quarter of those that are measured, but 500, where a checkpoint looks quickly
 _SCAN_PROMPTS = 500  # enough to tell 25 kernels apart; the search around the best one uses all
 _ALTERNATIVES = ("gd", "ridge", "nadaraya_watson")
@@ -102,11 +102,13 @@ def equivalence(
     fit = task.sample(size, generator=generator_for(seed, "fit"), dtype=torch.float64)
     step = float(sum(h.mu * h.omega for h in heads)) if heads else _fitted_step(predict, fit)
     algorithms = _Algorithms(step, *fit_kernel(predict, fit, task), penalty=task.d * task.noise / signal_variance(task))
-    control = _control_coefficient(_series(model, fit, task, algorithms, law))
+    half = Batch(fit.z[: size // 2], fit.target[: size // 2])
+    control = _control_coefficient(_series(model, half, task, algorithms, law))
     generator = generator_for(seed, "probe")
 
     def draw(count: int) -> Series:
-        parts = [_series(model, batch, task, algorithms, law) for batch in _batches(task, count, generator)]
+        batches = _batches(task, count, generator, n_heads=len(model.kq) if isinstance(model, Row) else 1)
+        parts = [_series(model, batch, task, algorithms, law) for batch in batches]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def judge(sample: Series, confidence: float) -> list[Measurement]:
@@ -335,6 +337,7 @@ def _fitted_step(predict: Predictor, batch: Batch) -> float:
     return float((basis * predict(batch.z)).mean() / basis.square().mean())
 
 
-def _batches(task: Task, prompts: int, generator: torch.Generator) -> Iterator[Batch]:
-    for start in range(0, prompts, _CHUNK):
-        yield task.sample(min(_CHUNK, prompts - start), generator=generator, dtype=torch.float64)
+def _batches(task: Task, prompts: int, generator: torch.Generator, *, n_heads: int) -> Iterator[Batch]:
+    size = max(1, min(_CHUNK, _SCORES // (n_heads * task.context)))
+    for start in range(0, prompts, size):
+        yield task.sample(min(size, prompts - start), generator=generator, dtype=torch.float64)

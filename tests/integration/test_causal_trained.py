@@ -54,7 +54,7 @@ def test_without_the_diagonal_nothing_is_learned(results):
 
 def test_ablating_nothing_is_the_clean_loss_exactly(subject):
     z, target = subject.batch
-    assert ablate(subject, [], "zero").effect.loss == float((target - subject.row.predict(z)).square().mean())
+    assert ablate(subject, [], "zero").effect.loss == float((target - subject.row.predict(z)).square().numpy().mean())
 
 
 def test_head_effects_are_within_one_per_cent_of_omega_and_mu(results):
