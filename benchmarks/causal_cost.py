@@ -17,6 +17,7 @@ from icl_mechinterp.models import hooked_prediction
 from icl_mechinterp.probes import classify
 from icl_mechinterp.probes.ablation import ablation
 from icl_mechinterp.probes.patching import patching
+from icl_mechinterp.probes.row import Row
 
 TASK = icl.LinearRegression(d=5, context=40, noise=0.1)
 
@@ -34,7 +35,7 @@ def cost(n_heads: int) -> tuple[float, float]:
                 hooked_prediction(model, part)
 
     ablating, patched, passing = best_times(
-        lambda: ablation(model, found, heads, TASK), lambda: patching(model, found, heads, TASK), forward,
+        lambda: ablation(Row.of(found), heads, TASK), lambda: patching(Row.of(found), heads, TASK), forward,
         calls=1, rounds=6,
     )  # fmt: skip
     print(f"H = {n_heads}: ablation {ablating:.2f} s, patching {patched:.2f} s, a hooked forward pass {passing:.3f} s")

@@ -28,10 +28,9 @@ from transformer_lens import HookedTransformer
 
 from .._types import Predictions
 from ..circuits import Circuits
-from ..models import Coordinates
 from ..results import HeadLabel, HeadVerdict, Measurement, ProbeResult
 from ..tasks import Batch, Task, generator_for
-from .row import Outputs, Row, row_or_reason
+from .row import Outputs, Row
 from .statistics import Estimate, mean, ratio_of_means
 from .structure import is_isotropic, signal_variance
 
@@ -165,15 +164,8 @@ class Subject:
         return Effect(loss, stderr, distance, distance_stderr, predicted_loss, predicted, gap, gap_stderr, agrees)
 
 
-def subject_or_reason(
-    model: HookedTransformer,
-    circuits: Circuits,
-    heads: Sequence[HeadVerdict],
-    batch: Batch,
-    coordinates: Coordinates | None = None,
-) -> Subject | str:
+def subject_or_reason(row: Row | str, heads: Sequence[HeadVerdict], batch: Batch) -> Subject | str:
     """The model on these prompts, or why interventions on it say nothing."""
-    row = row_or_reason(model, circuits, heads, batch.z, coordinates)
     if isinstance(row, str):
         return row
     subject = Subject(row, tuple(heads), batch)
@@ -181,28 +173,19 @@ def subject_or_reason(
 
 
 def ablation(
-    model: HookedTransformer,
-    circuits: Circuits,
-    heads: Sequence[HeadVerdict],
-    task: Task,
-    *,
-    prompts: int = 2000,
-    seed: int = 0,
-    coordinates: Coordinates | None = None,
+    row: Row | str, heads: Sequence[HeadVerdict], task: Task, *, prompts: int = 2000, seed: int = 0
 ) -> ProbeResult:
     """The measurements of ablation and weight surgery.
 
     Args:
-        model: whose forward pass, hooks included, the circuits must explain; else everything is undecided.
-        circuits: of the model.
-        heads: its taxonomy; empty for models whose heads cannot be classified.
+        row: from `row_or_reason`; a reason leaves everything undecided.
+        heads: taxonomy of the model.
         task: draws the prompts.
         prompts: how many.
         seed: of the prompts.
-        coordinates: of a model with its own embedding.
     """
     batch = task.sample(prompts, generator=generator_for(seed, "probe"), dtype=torch.float64)
-    subject = subject_or_reason(model, circuits, heads, batch, coordinates)
+    subject = subject_or_reason(row, heads, batch)
     if isinstance(subject, str):
         return _undecided(subject)
     surgeries = {name: operate(subject, name) for name in get_args(Operation)}

@@ -61,15 +61,6 @@ _CONSTANT = "the model predicts a constant: its variance is zero"
 _SEVERAL = "the task has several label slots, and the named algorithms predict one"
 
 
-def model_predictor(model: HookedTransformer, circuits: Circuits) -> Predictor:
-    """The model's predictions in float64: through its circuits where they are all there is to it, else its forward."""
-    if reason_not_fused(model) is None:
-        collapsed = Collapsed(circuits.kq[:1].double(), circuits.ov[:1].double())
-        return lambda z: fused_prediction(collapsed, z[None])[0]
-
-    return lambda z: forward_prediction(model, z)
-
-
 def equivalence(
     model: Row | Predictor,
     heads: Sequence[HeadVerdict],

@@ -33,11 +33,11 @@ from .. import theory
 from .._types import Checked, Predictions, Prompts, Targets
 from ..circuits import Circuits
 from ..errors import ConfigError
-from ..models import Coordinates
+from ..models.fused import Collapsed, fused_prediction
 from ..results import HeadVerdict, Measurement, ProbeResult
 from ..tasks import Batch, Task, generator_for
 from .ablation import Subject, is_near, mean_error, ratio_error, subject_or_reason
-from .equivalence import Predictor, model_predictor
+from .equivalence import Predictor
 from .row import Outputs, Row, attend
 from .structure import is_isotropic, signal_variance
 
@@ -229,37 +229,34 @@ class Runs:
 
 
 def patching(
-    model: HookedTransformer,
-    circuits: Circuits,
-    heads: Sequence[HeadVerdict],
-    task: Task,
-    *,
-    prompts: int = 2000,
-    seed: int = 0,
-    coordinates: Coordinates | None = None,
+    row: Row | str, heads: Sequence[HeadVerdict], task: Task, *, prompts: int = 2000, seed: int = 0
 ) -> ProbeResult:
     """The measurements of activation and path patching.
 
     Args:
-        model: whose forward pass, hooks included, the circuits must explain; else everything is undecided.
-        circuits: of the model.
-        heads: its taxonomy; empty for models whose heads cannot be classified.
+        row: from `row_or_reason`; a reason leaves everything undecided.
+        heads: taxonomy of the model.
         task: draws the prompts.
         prompts: how many.
         seed: of the prompts.
-        coordinates: of a model with its own embedding.
     """
     generator = generator_for(seed, "probe")
     batch = task.sample(prompts, generator=generator, dtype=torch.float64)
-    subject = subject_or_reason(model, circuits, heads, batch, coordinates)
+    subject = subject_or_reason(row, heads, batch)
     if isinstance(subject, str):
         return _undecided(subject)
     pairs = [make_pair(name, batch, task, generator) for name in PAIRS]
     measured = [
-        _path_sum_gap(subject, pairs, model_predictor(model, circuits)),
+        _path_sum_gap(subject, pairs, other_engine(subject.row)),
         _head_loss_share(subject, anisotropic=not is_isotropic(task)),
     ]
     return ProbeResult("patching", tuple(measured))
+
+
+def other_engine(row: Row) -> Predictor:
+    """The same model by the engine that trains, which knows nothing of paths."""
+    collapsed = Collapsed(row.kq[None], row.ov[None])
+    return lambda z: fused_prediction(collapsed, z[None])[0]
 
 
 def make_pair(name: str, batch: Batch, task: Task, generator: torch.Generator) -> Pair:

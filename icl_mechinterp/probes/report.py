@@ -18,7 +18,7 @@ from .equivalence import equivalence
 from .fidelity import circuit_gap, deciding_nothing, reason_more_than_circuits
 from .interchange import interchange, low_level
 from .patching import patching
-from .row import forward_prediction
+from .row import forward_prediction, row_or_reason
 from .structure import structure
 from .taxonomy import classify
 from .thresholds import THRESHOLDS, Thresholds
@@ -92,7 +92,7 @@ def probe(
         if name == "interchange":
             return interchange(low, heads, task, seed=seed)
         causal = {"ablation": ablation, "patching": patching}[name]
-        return causal(model, found, heads, task, seed=seed, coordinates=coordinates)
+        return causal(row_or_reason(model, found, heads, few, coordinates), heads, task, seed=seed)
 
     results = [ask(name) for name in _ALL if name in probes]
     return _report(found, heads, results, task, seed, thresholds)

@@ -12,7 +12,7 @@ import icl_mechinterp as icl
 from icl_mechinterp import theory
 from icl_mechinterp.probes import classify
 from icl_mechinterp.probes.ablation import Kind, Operation, Subject, ablate, ablated, ablation, operate, operated
-from icl_mechinterp.probes.row import Row
+from icl_mechinterp.probes.row import Row, row_or_reason
 from icl_mechinterp.tasks import generator_for
 from tests.helpers import assert_close, within_stderr
 from tests.planted import Heads, build, heads, sane_group, sane_pair
@@ -34,7 +34,9 @@ def planted_subject(planted: Heads, *, prompts: int = 500, task=TASK) -> Subject
 
 def result_of(model, task=TASK, **options):
     found = icl.circuits(model, task)
-    return ablation(model, found, classify(found), task, **options)
+    heads = classify(found)
+    few = task.sample(32, generator=generator_for(0, "fit"), dtype=torch.float64).z
+    return ablation(row_or_reason(model, found, heads, few), heads, task, **options)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from icl_mechinterp import theory
 from icl_mechinterp.errors import ConfigError
 from icl_mechinterp.probes import classify
 from icl_mechinterp.probes.patching import PAIRS, Pair, Runs, make_pair, patch, patched, patching, path_shares
-from icl_mechinterp.probes.row import Row
+from icl_mechinterp.probes.row import Row, row_or_reason
 from icl_mechinterp.tasks import generator_for
 from tests.helpers import assert_close, within_stderr
 from tests.planted import Heads, build, heads, sane_group, sane_pair
@@ -38,7 +38,9 @@ def pair_of(name: str, *, prompts: int = 400, task=TASK) -> Pair:
 
 def result_of(model, task=TASK, **options):
     found = icl.circuits(model, task)
-    return patching(model, found, classify(found), task, **{"prompts": 500, **options})
+    heads = classify(found)
+    few = task.sample(32, generator=generator_for(0, "fit"), dtype=torch.float64).z
+    return patching(row_or_reason(model, found, heads, few), heads, task, **{"prompts": 500, **options})
 
 
 @pytest.fixture(scope="module")
@@ -319,13 +321,13 @@ def test_path_effects_sum_up_for_any_model(seed):
 def test_a_total_effect_that_is_another_is_found(monkeypatch):
     """The total comes from another engine than the path effects; if the two parted, the measurement says so."""
     module = __import__("sys").modules["icl_mechinterp.probes.patching"]
-    original = module.model_predictor
+    original = module.other_engine
 
-    def slightly_off(model, circuits):
-        predict = original(model, circuits)
+    def slightly_off(row):
+        predict = original(row)
         return lambda z: predict(z) * (1 + 1e-4)
 
-    monkeypatch.setattr(module, "model_predictor", slightly_off)
+    monkeypatch.setattr(module, "other_engine", slightly_off)
     assert result_of(build(sane_pair(TASK), TASK))["path_sum_gap"].passed is False
 
 
