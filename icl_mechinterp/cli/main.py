@@ -87,7 +87,7 @@ def probe(
     step: Annotated[int | None, typer.Option(help="a saved step; the newest by default")] = None,
     seed: Annotated[int | None, typer.Option(help="one of the run's seeds; all by default")] = None,
     prompts: Annotated[int | None, typer.Option(help="prompts to evaluate on; by default as many as decide")] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="also intervene: ablation, patching, interchange")] = False,
+    causal: Annotated[bool, typer.Option(help="also intervene: ablation, patching, interchange")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
     strict: StrictOption = False,
 ) -> None:
@@ -101,7 +101,7 @@ def probe(
         found, step = _find_run(run, step)
         step = found.checkpoint(step).step
         seeds = found.seeds if seed is None else (seed,)
-        asked = (*probes.PROBES, *probes.CAUSAL_PROBES) if causal else probes.PROBES
+        asked = probes.PROBES if causal else probes.CHECKPOINT_PROBES
         reports = [
             probes.probe(found.model(step, seed=s), found.task, prompts=prompts, probes=asked).at(step=step, seed=s)
             for s in seeds

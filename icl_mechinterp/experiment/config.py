@@ -65,7 +65,7 @@ class ExperimentConfig(_Section):
         model: the arguments of `attention_only`.
         training: the arguments of `train`.
         seeds: a number of seeds, or a list of them; they train together.
-        probes: which probes are asked at checkpoints.
+        probes: which probes are asked at the end; the cheap ones of them also at checkpoints.
 
     Raises:
         ConfigError: a value that cannot be used; `error.field` is its dotted name.
@@ -75,7 +75,7 @@ class ExperimentConfig(_Section):
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     seeds: int | list[int] = 1
-    probes: list[str] = ["structure", "equivalence"]
+    probes: list[str] = list(PROBES)
 
     @classmethod
     def from_dict(cls, values: Any) -> "ExperimentConfig":

@@ -20,7 +20,7 @@ from ..circuits import Capture, History, Snapshot
 from ..errors import RunError, TrainingError
 from ..models import _tl as tl
 from ..models import collapse, fused_prediction, hooked_prediction
-from ..probes import probe, probe_circuits
+from ..probes import CHECKPOINT_PROBES, probe, probe_circuits
 from ..probes.structure import NAMES as STRUCTURE_NAMES
 from ..probes.structure import is_isotropic, signal_variance
 from ..results import ProbeReport
@@ -110,10 +110,11 @@ class Recorder:
             self._finite_snapshots(state)
         last = state.step == self.settings.steps
         prompts: int | None = CHECKPOINT_PROMPTS
+        probes = tuple(name for name in self.probes if last or name in CHECKPOINT_PROBES)
         if last:
             prompts = max(CHECKPOINT_PROMPTS, FINAL_PROMPTS // len(self.seeds)) if len(self.seeds) > 1 else None
         for seed, model in zip(self.seeds, state.stack.models, strict=True):
-            report = probe(model, self.task, seed=0, prompts=prompts, probes=self.probes)
+            report = probe(model, self.task, seed=0, prompts=prompts, probes=probes)
             self._reports.append(report.at(step=state.step, seed=seed))
         self.save(state)
 

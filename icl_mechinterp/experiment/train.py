@@ -77,7 +77,7 @@ def train(
         evaluate: number of fixed prompts on which a loss is evaluated at every capture; 0 for none.
         gradients: also record the gradients of KQ and OV on the fixed prompts.
         seeds: of the prompt streams, one per model; 0, 1, 2, ... by default.
-        probes: which probes are asked at checkpoints.
+        probes: which probes are asked at the end; the cheap ones of them also at checkpoints.
         out: the run folder; by default a temporary one that lives as long as the returned Run.
         resume: go on from the newest checkpoint in `out`; the models' present weights are replaced.
         tracker: is told of every capture; a failing one is switched off and never stops training.

@@ -6,6 +6,7 @@ from .hook_patching import patch_sweep as patch_sweep
 from .interchange import interchange as interchange
 from .patching import patching as patching
 from .report import CAUSAL_PROBES as CAUSAL_PROBES
+from .report import CHECKPOINT_PROBES as CHECKPOINT_PROBES
 from .report import PROBES as PROBES
 from .report import probe as probe
 from .report import probe_circuits as probe_circuits

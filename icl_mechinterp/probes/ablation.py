@@ -33,6 +33,7 @@ from ..tasks import Batch, Task, generator_for
 from .row import Outputs, Row
 from .statistics import Estimate, mean, ratio_of_means
 from .structure import is_isotropic, signal_variance
+from .thresholds import THRESHOLDS, Thresholds
 
 Kind: TypeAlias = Literal["zero", "mean", "resample", "theory"]
 """What an ablated head is replaced with; see the module's formulas."""
@@ -49,18 +50,6 @@ Operation: TypeAlias = Literal[
 
 NAMES = ("keep_structure", "remove_diagonal_loss", "drop_dummies", "head_effect_gap")
 
-KEEP_STRUCTURE = 0.002
-"""Of Var(yhat). Trained for 40,000 steps at a constant rate .0008 to .0010 (two to four heads), .0011 (eight); for 20,000
-with a decaying one 1e-4. Vanilla and debiased GD are .005 apart."""
-REMOVE_DIAGONAL = 0.97
-"""Of E t^2, the loss of predicting zero: at most 3 % of it may be explained without KQ's diagonal. Trained: .998 to 1.001
-(two to four heads), .987 to .991 (eight, whose matrices are not clean yet)."""
-DROP_DUMMIES = 0.002
-"""Of Var(yhat). Trained, eight heads with two dummies: 9e-5."""
-HEAD_EFFECT_GAP = 0.03
-"""Trained for 40,000 steps at a constant rate, 2,000 prompts: .001 (two heads), .006 +-.004 (three), .015 +-.006 (four); .06
-+-.01 for eight, whose matrices fail their structural bounds too."""
-
 _EFFECT_KINDS: tuple[Kind, ...] = ("zero", "mean", "resample")
 _ANISOTROPIC = "the covariates have a covariance, and this measurement's reference is for isotropic ones"
 
@@ -75,7 +64,7 @@ class Effect:
         predicted_loss: the loss of the idealised heads after the same intervention, on the same prompts.
         predicted_distance: their E(yhat' - yhat)^2, over the model's Var(yhat).
         loss_gap, loss_gap_stderr: |loss / predicted_loss - 1|, its error from paired prompts.
-        agrees: loss and distance are what the idealised heads say, within `HEAD_EFFECT_GAP` (of the predicted loss; of
+        agrees: loss and distance are what the idealised heads say, within the default `head_effect_gap` (of the predicted loss; of
             Var(yhat), or of the predicted distance when that is larger).
     """
 
@@ -159,7 +148,7 @@ class Subject:
         predicted, _ = ratio_error(_flat((ideal_prediction - ideal_clean).square()), spread)
         relative, gap_stderr = ratio_error(errors, ideal_errors)
         gap = abs(relative - 1)
-        agrees = gap < HEAD_EFFECT_GAP and is_near(distance, predicted, HEAD_EFFECT_GAP)
+        agrees = gap < THRESHOLDS.head_effect_gap and is_near(distance, predicted, THRESHOLDS.head_effect_gap)
         predicted_loss = float(ideal_errors.mean())
         return Effect(loss, stderr, distance, distance_stderr, predicted_loss, predicted, gap, gap_stderr, agrees)
 
@@ -173,7 +162,13 @@ def subject_or_reason(row: Row | str, heads: Sequence[HeadVerdict], batch: Batch
 
 
 def ablation(
-    row: Row | str, heads: Sequence[HeadVerdict], task: Task, *, prompts: int = 2000, seed: int = 0
+    row: Row | str,
+    heads: Sequence[HeadVerdict],
+    task: Task,
+    *,
+    prompts: int = 2000,
+    seed: int = 0,
+    thresholds: Thresholds = THRESHOLDS,
 ) -> ProbeResult:
     """The measurements of ablation and weight surgery.
 
@@ -183,6 +178,7 @@ def ablation(
         task: draws the prompts.
         prompts: how many.
         seed: of the prompts.
+        thresholds: bounds that decide.
     """
     batch = task.sample(prompts, generator=generator_for(seed, "probe"), dtype=torch.float64)
     subject = subject_or_reason(row, heads, batch)
@@ -190,10 +186,10 @@ def ablation(
         return _undecided(subject)
     surgeries = {name: operate(subject, name) for name in get_args(Operation)}
     measured = [
-        _keep_structure(surgeries, prompts),
-        _remove_diagonal_loss(subject, surgeries["remove_diagonal"], task),
-        _drop_dummies(subject, surgeries["drop_dummies"]),
-        _head_effect_gap(subject, prompts),
+        _keep_structure(surgeries, prompts, thresholds),
+        _remove_diagonal_loss(subject, surgeries["remove_diagonal"], task, thresholds),
+        _drop_dummies(subject, surgeries["drop_dummies"], thresholds),
+        _head_effect_gap(subject, prompts, thresholds),
     ]
     if not is_isotropic(task):
         measured = [m if m.name == "drop_dummies" else replace(m, passed=None, reason=_ANISOTROPIC) for m in measured]
@@ -286,20 +282,20 @@ def is_near(value: float, predicted: float, bound: float) -> bool:
     return abs(value - predicted) < bound * max(1.0, abs(predicted))
 
 
-def _keep_structure(surgeries: dict[Operation, Surgery], prompts: int) -> Measurement:
+def _keep_structure(surgeries: dict[Operation, Surgery], prompts: int, bounds: Thresholds) -> Measurement:
     effect = surgeries["keep_structure"].effect
     return Measurement.judged(
         "keep_structure",
         effect.distance,
         stderr=effect.distance_stderr,
-        threshold=KEEP_STRUCTURE,
+        threshold=bounds.keep_structure,
         reference=0.0,
         unit="Var(yhat)",
         detail={"prompts": prompts, "surgeries": [surgery.to_dict() for surgery in surgeries.values()]},
     )
 
 
-def _remove_diagonal_loss(subject: Subject, surgery: Surgery, task: Task) -> Measurement:
+def _remove_diagonal_loss(subject: Subject, surgery: Surgery, task: Task, bounds: Thresholds) -> Measurement:
     """Loss without KQ's diagonal; what it explains is estimated, E t^2 is known.
 
     E (t - yhat)^2 = E t^2 + E (yhat^2 - 2 t yhat), and yhat is nearly zero, so is the error; plain prompts would leave
@@ -313,7 +309,7 @@ def _remove_diagonal_loss(subject: Subject, surgery: Surgery, task: Task) -> Mea
         "remove_diagonal_loss",
         nothing + change,
         stderr=stderr,
-        threshold=REMOVE_DIAGONAL * nothing,
+        threshold=bounds.remove_diagonal * nothing,
         rule=">",
         reference=nothing,
         unit="y^2",
@@ -321,20 +317,20 @@ def _remove_diagonal_loss(subject: Subject, surgery: Surgery, task: Task) -> Mea
     )
 
 
-def _drop_dummies(subject: Subject, surgery: Surgery) -> Measurement:
+def _drop_dummies(subject: Subject, surgery: Surgery, bounds: Thresholds) -> Measurement:
     """Zero, and passed, for a model without dummies."""
     return Measurement.judged(
         "drop_dummies",
         surgery.effect.distance,
         stderr=surgery.effect.distance_stderr,
-        threshold=DROP_DUMMIES,
+        threshold=bounds.drop_dummies,
         reference=0.0,
         unit="Var(yhat)",
         detail={"dummies": [h.name for h in subject.heads if h.label == "dummy"]},
     )
 
 
-def _head_effect_gap(subject: Subject, prompts: int) -> Measurement:
+def _head_effect_gap(subject: Subject, prompts: int, bounds: Thresholds) -> Measurement:
     """The worst relative gap of the loss over single heads and kinds; every ablation stands in the detail."""
     table = [ablate(subject, group, kind) for group, kind in product(_groups(subject.heads), get_args(Kind))]
     single = [a for a in table if len(a.heads) == 1 and a.kind in _EFFECT_KINDS]
@@ -343,7 +339,7 @@ def _head_effect_gap(subject: Subject, prompts: int) -> Measurement:
         "head_effect_gap",
         worst.effect.loss_gap,
         stderr=worst.effect.loss_gap_stderr,
-        threshold=HEAD_EFFECT_GAP,
+        threshold=bounds.head_effect_gap,
         reference=0.0,
         detail={
             "prompts": prompts,

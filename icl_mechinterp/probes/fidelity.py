@@ -16,9 +16,7 @@ from ..circuits import Circuits
 from ..models import Coordinates, reason_not_fused
 from ..models.fused import Collapsed, fused_prediction
 from ..results import ProbeResult
-
-CIRCUIT_GAP = 1e-3
-"""Of Var(yhat): a fifth of the distance at which a model still counts as debiased gradient descent."""
+from .thresholds import THRESHOLDS, Thresholds
 
 _UNEXPLAINED = 1e-3  # share of the variance of an embedding
 
@@ -42,13 +40,17 @@ def circuit_gap(prediction: Predictions, circuits: Circuits, z: Prompts) -> floa
 
 
 def reason_more_than_circuits(
-    model: HookedTransformer, circuits: Circuits, gap: float, coordinates: Coordinates | None
+    model: HookedTransformer,
+    circuits: Circuits,
+    gap: float,
+    coordinates: Coordinates | None,
+    thresholds: Thresholds = THRESHOLDS,
 ) -> str | None:
     """Why the matrices of a one-layer model decide nothing about it, or `None` when they do."""
     dtype = next(model.parameters()).dtype
     if torch.finfo(dtype).eps > torch.finfo(torch.float32).eps:
         return f"the weights are {str(dtype).removeprefix('torch.')}, and matrices of so few digits decide nothing"
-    if circuits.n_layers != 1 or gap <= CIRCUIT_GAP:
+    if circuits.n_layers != 1 or gap <= thresholds.circuit_gap:
         return None
     causes = [reason_not_fused(model), *_causes_in_embedding(coordinates)]
     found = [cause for cause in causes if cause]
@@ -57,7 +59,7 @@ def reason_more_than_circuits(
     )
     return (
         f"the circuits alone do not give this model's predictions (distance {gap:.2g} of their variance, allowed "
-        f"{CIRCUIT_GAP:g}): {cause}"
+        f"{thresholds.circuit_gap:g}): {cause}"
     )
 
 

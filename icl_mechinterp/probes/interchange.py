@@ -66,19 +66,14 @@ from .statistics import (
     with_labels,
 )
 from .structure import is_isotropic
+from .thresholds import THRESHOLDS, Thresholds
 
 ALGORITHMS = ("debiased_gd", "gd", "ridge", "nadaraya_watson", "mean_of_labels")
 PARTS = ("query", "keys", "values")
 
-REALISED = 0.95
-"""Least score of an algorithm that a model realises."""
-
-NORMALISER = 0.5
-"""Least share of D that debiased GD must predict."""
-
 _PROMPTS = 20_000
 _FIT_PROMPTS = 2000
-_CHUNK = 1024  # prompts at a time: unit labels take 41 x 45 numbers per prompt at d = 5, L = 40
+_CHUNK = 1024  # prompts at a time
 _CHECK_PROMPTS = 16
 _ROUNDING = 1e4 * float(np.finfo(np.float64).eps)  # what rounding leaves of a zero, relative to what was subtracted
 
@@ -247,12 +242,11 @@ def interchange(
     *,
     prompts: Checked[int] = _PROMPTS,
     seed: int = 0,
-    realised: float = REALISED,
-    normaliser: float = NORMALISER,
+    thresholds: Thresholds = THRESHOLDS,
 ) -> ProbeResult:
     """Scores of every named algorithm under interchange, and where the debiasing lives.
 
-    The score of debiased GD is held against `realised`; every other algorithm passes when its score is lower by a
+    The score of debiased GD is held against `thresholds.interchange`; every other algorithm passes when its score is lower by a
     paired interval. Which algorithm the model realises stands in each detail (see `realised_algorithm`).
 
     Args:
@@ -261,8 +255,7 @@ def interchange(
         task: draws the prompts.
         prompts: how many pairs of prompts.
         seed: of the prompts; the same seed gives the same result.
-        realised: least score of an algorithm that the model realises.
-        normaliser: least value of the normaliser.
+        thresholds: bounds that decide.
     """
     if isinstance(prompts, bool) or not isinstance(prompts, int) or prompts < 2:
         raise ConfigError(f"prompts must be a whole number of at least 2; got {prompts!r}.", field="prompts")
@@ -282,10 +275,10 @@ def interchange(
     detail = {
         "prompts": prompts,
         "level": low.level,
-        "realised": "undecided" if reason else _realised(scores, realised),
+        "realised": "undecided" if reason else _realised(scores, thresholds.interchange),
     }
-    measured = [_measured(algorithm, scores, realised, reason, detail) for algorithm in high]
-    return ProbeResult("interchange", (*measured, _normaliser(sample, normaliser, low, reason)))
+    measured = [_measured(algorithm, scores, thresholds.interchange, reason, detail) for algorithm in high]
+    return ProbeResult("interchange", (*measured, _normaliser(sample, thresholds.normaliser, low, reason)))
 
 
 def realised_algorithm(result: ProbeResult) -> str:

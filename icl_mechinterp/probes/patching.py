@@ -40,6 +40,7 @@ from .ablation import Subject, is_near, mean_error, ratio_error, subject_or_reas
 from .equivalence import Predictor
 from .row import Outputs, Row, attend
 from .structure import is_isotropic, signal_variance
+from .thresholds import THRESHOLDS, Thresholds
 
 Direction: TypeAlias = Literal["noising", "denoising"]
 """Receiver and donor: the clean and the corrupted prompt, or the other way round."""
@@ -59,10 +60,6 @@ by one; the covariates of the first example moved by one; all of another prompt.
 PerPrompt: TypeAlias = Float[torch.Tensor, " prompt"]
 Chosen: TypeAlias = Bool[torch.Tensor, "head key_pos"]
 
-PATH_SUM_GAP = 1e-6
-"""An identity, so the bound is for rounding; planted and trained models reach 3e-15."""
-HEAD_LOSS_SHARE = 0.02
-"""Trained at a constant rate .0005 to .0015 +-.001 (two to four heads), .008 +-.004 (eight)."""
 AGREEMENT = 0.02
 """Of Var(yhat), or of the predicted change when that is larger. Trained models, two to four heads: all patches agree."""
 
@@ -229,7 +226,13 @@ class Runs:
 
 
 def patching(
-    row: Row | str, heads: Sequence[HeadVerdict], task: Task, *, prompts: int = 2000, seed: int = 0
+    row: Row | str,
+    heads: Sequence[HeadVerdict],
+    task: Task,
+    *,
+    prompts: int = 2000,
+    seed: int = 0,
+    thresholds: Thresholds = THRESHOLDS,
 ) -> ProbeResult:
     """The measurements of activation and path patching.
 
@@ -239,6 +242,7 @@ def patching(
         task: draws the prompts.
         prompts: how many.
         seed: of the prompts.
+        thresholds: bounds that decide.
     """
     generator = generator_for(seed, "probe")
     batch = task.sample(prompts, generator=generator, dtype=torch.float64)
@@ -247,8 +251,8 @@ def patching(
         return _undecided(subject)
     pairs = [make_pair(name, batch, task, generator) for name in PAIRS]
     measured = [
-        _path_sum_gap(subject, pairs, other_engine(subject.row)),
-        _head_loss_share(subject, anisotropic=not is_isotropic(task)),
+        _path_sum_gap(subject, pairs, other_engine(subject.row), thresholds),
+        _head_loss_share(subject, thresholds, anisotropic=not is_isotropic(task)),
     ]
     return ProbeResult("patching", tuple(measured))
 
@@ -369,7 +373,7 @@ def path_shares(model: Runs, ideal: Runs) -> tuple[PathShare, ...]:
     return tuple(shares)
 
 
-def _path_sum_gap(subject: Subject, pairs: Sequence[Pair], predict: Predictor) -> Measurement:
+def _path_sum_gap(subject: Subject, pairs: Sequence[Pair], predict: Predictor, bounds: Thresholds) -> Measurement:
     """|sum of path effects - total effect| / total, root mean squares, worst over pairs and over the two sums.
 
     The total effect comes from the fused engine, so it is not the same sum written twice. A model that a corruption does
@@ -392,7 +396,7 @@ def _path_sum_gap(subject: Subject, pairs: Sequence[Pair], predict: Predictor) -
     return Measurement.judged(
         "path_sum_gap",
         gaps[worst],
-        threshold=PATH_SUM_GAP,
+        threshold=bounds.path_sum_gap,
         reference=0.0,
         detail={
             "prompts": len(subject.batch.z),
@@ -414,7 +418,7 @@ def _patches(runs: Runs, ideal: Runs, step: float) -> list[Patch]:
     return found
 
 
-def _head_loss_share(subject: Subject, *, anisotropic: bool) -> Measurement:
+def _head_loss_share(subject: Subject, bounds: Thresholds, *, anisotropic: bool) -> Measurement:
     """The largest departure of a head's share of the explained loss from the share of its idealised self.
 
         share_h = E[o_h (2 t - yhat)] / (E t^2 - loss),   sum_h share_h = 1
@@ -431,7 +435,7 @@ def _head_loss_share(subject: Subject, *, anisotropic: bool) -> Measurement:
             return Measurement.undecided(
                 "head_loss_share",
                 "the heads explain none of the targets' variance, so there is nothing to share",
-                threshold=HEAD_LOSS_SHARE,
+                threshold=bounds.head_loss_share,
             )
         share = parts.mean(0) / explained.mean()
         deviation = (parts - share * explained[:, None]) / explained.mean()  # delta method
@@ -449,7 +453,7 @@ def _head_loss_share(subject: Subject, *, anisotropic: bool) -> Measurement:
         "head_loss_share",
         float(gap[worst]),
         stderr=float(gap_stderr[worst]),
-        threshold=HEAD_LOSS_SHARE,
+        threshold=bounds.head_loss_share,
         reference=0.0,
         detail={"sum": float(shares[0].sum()), "worst_head": subject.heads[worst].name, "per_head": per_head},
     )

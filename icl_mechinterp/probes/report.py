@@ -1,8 +1,6 @@
 """Asks a model every question and puts the answers into one report."""
 
-from collections.abc import Sequence
-from typing import Any
-
+from collections.abc import Callable, Sequence
 import torch
 from transformer_lens import HookedTransformer
 
@@ -11,26 +9,27 @@ from ..circuits import Circuits, circuits
 from ..errors import ConfigError, ModelError, nearest
 from ..models import Coordinates
 from ..models import _tl as tl
-from ..results import ProbeReport, ProbeResult
+from ..results import HeadVerdict, ProbeReport, ProbeResult
 from ..tasks import Task, generator_for
 from .ablation import ablation
-from .equivalence import equivalence
+from .equivalence import Predictor, equivalence
 from .fidelity import circuit_gap, deciding_nothing, reason_more_than_circuits
-from .interchange import interchange, low_level
+from .interchange import LowLevel, interchange, low_level
 from .patching import patching
-from .row import forward_prediction, row_or_reason
+from .row import Row, forward_prediction, row_or_reason
 from .structure import structure
 from .taxonomy import classify
 from .thresholds import THRESHOLDS, Thresholds
 from .verdict import conclude
 
-PROBES = ("structure", "equivalence")
-"""The default probes; the taxonomy of heads comes with every report."""
-
 CAUSAL_PROBES = ("ablation", "patching", "interchange")
-"""Interventions, asked on request: what the model does with its weights. They join the verdict of a report they are in."""
+"""Interventions: what the model does with its weights."""
 
-_ALL = (*PROBES, *CAUSAL_PROBES)
+PROBES = ("structure", "equivalence", *CAUSAL_PROBES)
+"""The default probes, all there are; the taxonomy of heads comes with every report."""
+
+CHECKPOINT_PROBES = ("structure", "equivalence")
+"""Those of them that are cheap enough to be asked while a model trains."""
 
 _COMPARED = 32  # prompts on which model and circuits are held against each other
 
@@ -51,9 +50,9 @@ def probe(
         model: a `HookedTransformer`; its parameters, hooks and the global random state are left alone.
         task: what it was trained on.
         seed: of the prompts on which it is evaluated; the same seed gives the same report.
-        prompts: how many for `equivalence`; by default the sample grows until every measurement is decided, from 25,000
+        prompts: how many for `equivalence` (the interventions draw their own: 2,000, and 20,000 for interchange); by default the sample grows until every measurement is decided, from 25,000
             to 100,000, and from 5,000 to 20,000 for models that need their full forward pass.
-        probes: which questions to ask, of `PROBES` and `CAUSAL_PROBES`; the latter draw prompts of their own number.
+        probes: which questions to ask, of `PROBES`.
         thresholds: bounds that decide; the defaults are calibrated on planted models.
         coordinates: where the task's coordinates are in the residual stream of a model with its own embedding.
 
@@ -67,9 +66,9 @@ def probe(
     """
     model = tl.require_hooked_transformer(model)
     for name in probes:
-        if name not in _ALL:
+        if name not in PROBES:
             raise ConfigError(
-                f"there is no probe '{name}'; choose from {', '.join(_ALL)}.{nearest(name, _ALL)}", field="probes"
+                f"there is no probe '{name}'; choose from {', '.join(PROBES)}.{nearest(name, PROBES)}", field="probes"
             )
     found = _finite(circuits(model, task, coordinates=coordinates))
     if prompts is not None and (isinstance(prompts, bool) or not isinstance(prompts, int) or prompts < 2):
@@ -78,24 +77,64 @@ def probe(
     low = low_level(model, found, task, coordinates)
     few = task.sample(_COMPARED, generator=generator_for(0, "fit"), dtype=torch.float64).z
     gap = circuit_gap(forward_prediction(model, few, coordinates), found, few)
-    reason = reason_more_than_circuits(model, found, gap, coordinates)
+    reason = reason_more_than_circuits(model, found, gap, coordinates, thresholds)
 
-    def ask(name: str) -> ProbeResult:
-        if name == "structure":
-            result = structure(found, heads, task, thresholds)
-            return result if reason is None or not heads else deciding_nothing(result, reason)
-        if name == "equivalence":
-            asked = low.row or (lambda z: forward_prediction(model, z, coordinates))
-            # a step that is read off matrices which are not the model would be somebody else's step
-            own = () if reason else heads
-            return equivalence(asked, own, task, prompts=prompts, seed=seed, thresholds=thresholds)
-        if name == "interchange":
-            return interchange(low, heads, task, seed=seed)
-        causal = {"ablation": ablation, "patching": patching}[name]
-        return causal(row_or_reason(model, found, heads, few, coordinates), heads, task, seed=seed)
-
-    results = [ask(name) for name in _ALL if name in probes]
+    asked = questions(
+        found,
+        heads,
+        task,
+        model=low.row or (lambda z: forward_prediction(model, z, coordinates)),
+        low=low,
+        row=row_or_reason(model, found, heads, few, coordinates),
+        reason=reason,
+        prompts=prompts,
+        seed=seed,
+        thresholds=thresholds,
+    )
+    results = [ask() for name, ask in asked.items() if name in probes]
     return _report(found, heads, results, task, seed, thresholds)
+
+
+def questions(
+    found: Circuits,
+    heads: Sequence[HeadVerdict],
+    task: Task,
+    *,
+    model: Row | Predictor,
+    low: LowLevel,
+    row: Row | str,
+    reason: str | None,
+    prompts: int | None,
+    seed: int,
+    thresholds: Thresholds = THRESHOLDS,
+) -> dict[str, Callable[[], ProbeResult]]:
+    """Every probe by name, ready to be asked.
+
+    Args:
+        found: the model's circuits.
+        heads: its taxonomy.
+        task: draws the prompts.
+        model: what predicts.
+        low: what parts are exchanged in.
+        row: what is intervened on, or why that says nothing.
+        reason: why the circuits decide nothing about this model, if so.
+        prompts, seed, thresholds: as in `probe`.
+    """
+    options = {"seed": seed, "thresholds": thresholds}
+
+    def ask_structure() -> ProbeResult:
+        result = structure(found, heads, task, thresholds)
+        return result if reason is None or not heads else deciding_nothing(result, reason)
+
+    # a step that is read off matrices which are not the model would be somebody else's step
+    own = () if reason else heads
+    return {
+        "structure": ask_structure,
+        "equivalence": lambda: equivalence(model, own, task, prompts=prompts, **options),
+        "ablation": lambda: ablation(row, heads, task, **options),
+        "patching": lambda: patching(row, heads, task, **options),
+        "interchange": lambda: interchange(low, own, task, **options),
+    }
 
 
 def probe_circuits(found: Circuits, task: Task, *, seed: int = 0, thresholds: Thresholds = THRESHOLDS) -> ProbeReport:
@@ -117,7 +156,7 @@ def _finite(found: Circuits) -> Circuits:
 
 
 def _report(
-    found: Circuits, heads: Any, results: Sequence[ProbeResult], task: Task, seed: int, thresholds: Thresholds
+    found: Circuits, heads: tuple[HeadVerdict, ...], results: Sequence[ProbeResult], task: Task, seed: int, thresholds: Thresholds
 ) -> ProbeReport:
     verdict = conclude(heads, results, thresholds)
     return ProbeReport(

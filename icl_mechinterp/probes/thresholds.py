@@ -43,6 +43,22 @@ class Thresholds:
         kernel_distance: largest distance at which a single kernel is called what the model computes. Trained heads of
             one sign are 1e-6 away, planted ones whose |omega| differ by a factor of two .0008; a pair of both signs with
             one-sided sums, which is none, .026.
+        circuit_gap: of Var(yhat): a fifth of the distance at which a model still counts as debiased gradient descent.
+            Models that are their circuits reach 1e-10, a bias or a position embedding that a reader would call one .01.
+        keep_structure: of Var(yhat). Trained at a constant rate .0008 to .0011, with a decaying one 1e-4; vanilla and
+            debiased GD are .005 apart. Planted with the noise of a constant rate up to .0024; rates for this and all
+            that follow are those of `benchmarks/causal_error_rates.py`.
+        remove_diagonal: of E t^2, the loss of predicting zero: at most 3 % of it may be explained without KQ's diagonal.
+            Trained: .998 to 1.001 (two to four heads), .987 to .991 (eight, whose matrices are not clean yet).
+        drop_dummies: of Var(yhat). Trained, eight heads with two dummies: 9e-5.
+        head_effect_gap: trained at a constant rate .001 (two heads), .006 +-.004 (three), .015 +-.006 (four); .06 +-.01
+            for eight, whose matrices fail their structural bounds too.
+        path_sum_gap: an identity, so the bound is for rounding; planted and trained models reach 8e-15.
+        head_loss_share: trained at a constant rate .0005 to .0015 +-.001 (two to four heads), .008 +-.004 (eight).
+        interchange: least score of an algorithm that a model realises; see `interchange`. Trained .994, planted down to
+            .991; a pair with a constant bias .883, unequal diagonals .895.
+        normaliser: least share of the change that debiased GD must predict. Trained .89, planted down to .56, .59 where
+            keys read labels at a third of omega; a single trained head .01.
     """
 
     dummy_share: float = 0.005
@@ -61,6 +77,15 @@ class Thresholds:
     distance_debiased_gd: float = 0.005
     shift: float = 0.25
     kernel_distance: float = 0.01
+    circuit_gap: float = 1e-3
+    keep_structure: float = 0.003
+    remove_diagonal: float = 0.97
+    drop_dummies: float = 0.002
+    head_effect_gap: float = 0.03
+    path_sum_gap: float = 1e-6
+    head_loss_share: float = 0.02
+    interchange: float = 0.95
+    normaliser: float = 0.5
 
 
 THRESHOLDS = Thresholds()

@@ -11,6 +11,14 @@ from ..results import HeadVerdict, Measurement, ProbeResult
 from .thresholds import Thresholds
 
 
+KINDS = {
+    "structure": ("structure",),
+    "function": ("equivalence",),
+    "cause": ("ablation", "patching", "interchange"),
+}
+"""Kinds of evidence, and the probes that give them."""
+
+
 class Verdict(NamedTuple):
     """The conclusion of a report.
 
@@ -63,13 +71,22 @@ def _conclusion(
         )
     if not failed:
         return "undecided", f"Undecided: this model {_failures(failed, undecided)}{evidence}."
-    function = [m for result in results if result.probe == "equivalence" for m in result.measurements if m.required]
-    if all(m.passed for m in function):
-        return "debiased gradient descent", (
-            "This model computes debiased gradient descent, but not with the structure of the theory: it "
-            f"{_failures(failed, undecided)}{evidence}."
-        )
-    return "none", f"This model is not debiased gradient descent: it {_failures(failed, undecided)}{evidence}."
+    holds = {kind: _kind_status(results, probes) for kind, probes in KINDS.items()}
+    rest = f"it {_failures(failed, undecided)}{evidence}."
+    if holds["function"] == "passed":
+        doubts = {"structure": "not with the structure of the theory", "cause": "interventions contradict it"}
+        but = " and ".join(text for kind, text in doubts.items() if holds[kind] == "failed")
+        return "debiased gradient descent", f"This model computes debiased gradient descent, but {but}: {rest}"
+    right = {"structure": "has the structure of debiased gradient descent", "cause": "reacts to interventions like it"}
+    yet = " and ".join(text for kind, text in right.items() if holds[kind] == "passed")
+    lead = f"{yet}, but does not compute it" if yet and holds["function"] == "failed" else "is not debiased gradient descent"
+    return "none", f"This model {lead}: {rest}"
+
+
+def _kind_status(results: Sequence[ProbeResult], probes: Sequence[str]) -> str:
+    """The worst status of what a kind of evidence requires; "not asked" where there is none."""
+    found = {m.status for result in results if result.probe in probes for m in result.measurements if m.required}
+    return next((status for status in ("failed", "undecided", "passed") if status in found), "not asked")
 
 
 def _is_kernel(measured: dict[str, Measurement], thresholds: Thresholds) -> bool:

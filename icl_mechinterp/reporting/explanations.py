@@ -53,5 +53,40 @@ EXPLANATIONS: dict[str, str] = {
     "shift_labels": (
         "Do predictions stay when every context label moves by +1, as centring demands? E(change of yhat)² / Var(yhat)."
     ),
+    "keep_structure": (
+        "Is the theory's structure all that matters? The model with only KQ's diagonal and OV's label entry kept, against "
+        "the whole: E(yhat_kept − yhat)² / Var(yhat)."
+    ),
+    "remove_diagonal_loss": (
+        "Does the diagonal of KQ do the work? Loss without it; the reference E t² is what predicting zero costs."
+    ),
+    "drop_dummies": "Do dummy heads do nothing? The model without them: E(yhat_dropped − yhat)² / Var(yhat).",
+    "head_effect_gap": (
+        "Does each head do what its (ω, μ) says? A head is ablated (zero, mean, another prompt's); the worst relative gap "
+        "between the loss and the one that μ times the softmax(ω x·x_q) average of the labels gives on the same prompts."
+    ),
+    "path_sum_gap": (
+        "Do the effects along paths (query, key, value, output, with their interactions) add up to the total effect? "
+        "|sum − total| / total; an identity in one layer."
+    ),
+    "head_loss_share": (
+        "Does each head's share of the loss, E[o_h (2t − yhat)] / (E t² − loss), fit its (ω, μ)? The largest departure."
+    ),
+    "interchange_debiased_gd": (
+        "Query, keys or values are taken from a second prompt, in the model and in debiased gradient descent alike. "
+        "1 − E(yhat* − y_dGD*)² / Var(yhat*), the least of the three; 1 is the same algorithm."
+    ),
+    "interchange_gd": "The same score for plain gradient descent; must be lower than that of debiased gradient descent.",
+    "interchange_ridge": "The same score for ridge regression; must be lower than that of debiased gradient descent.",
+    "interchange_nadaraya_watson": (
+        "The same score for the one kernel smoother that fits best; must be lower than that of debiased gradient descent."
+    ),
+    "interchange_mean_of_labels": (
+        "The same score for the mean of the labels; must be lower than that of debiased gradient descent."
+    ),
+    "normaliser": (
+        "Does the softmax denominator carry the mean that debiasing subtracts? Each head's denominator is taken from a "
+        "second context; share of the change that debiased gradient descent predicts from that context's mean."
+    ),
 }
 """By name of the measurement; a name that is not here is shown without a line."""

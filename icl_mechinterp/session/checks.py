@@ -8,10 +8,8 @@ from transformer_lens import HookedTransformer
 from ..errors import ConfigError, nearest
 from ..models import _tl as tl
 from ..probes import PROBES
-from ..probes.report import CAUSAL_PROBES
 from ..tasks import Batch, Task, generator_for
 
-_PROBES = (*PROBES, *CAUSAL_PROBES)
 _PROMPTS = 32
 _BYTES = 64 * 2**20  # for the attention scores of a capture
 
@@ -68,9 +66,9 @@ def require_arguments(
     if isinstance(probes, str):
         raise ConfigError(f"probes must be a list of names, such as ['{probes}']; got {probes!r}.", field="probes")
     for name in probes:
-        if name not in _PROBES:
+        if name not in PROBES:
             raise ConfigError(
-                f"there is no probe '{name}'; choose from {', '.join(_PROBES)}.{nearest(str(name), _PROBES)}",
+                f"there is no probe '{name}'; choose from {', '.join(PROBES)}.{nearest(str(name), PROBES)}",
                 field="probes",
             )
 

@@ -3,17 +3,16 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from transformer_lens import HookedTransformer
 
 from .._types import Predictions, Prompts
 from ..circuits import Snapshot
-from ..errors import ModelError
-from ..probes import THRESHOLDS, classify, probe, structure
-from ..probes.equivalence import equivalence
+from ..probes import THRESHOLDS, classify, structure
 from ..probes.fidelity import deciding_nothing
+from ..probes.interchange import input_level, row_level
+from ..probes.report import questions
 from ..probes.row import Row, affordable
 from ..probes.verdict import conclude
-from ..results import HeadVerdict, Measurement, ProbeReport, ProbeResult
+from ..results import HeadVerdict, ProbeReport, ProbeResult
 from ..tasks import Task
 
 Ask = Callable[[str, Callable[[], ProbeResult]], ProbeResult | None]
@@ -27,7 +26,6 @@ def weight_report(snapshot: Snapshot, task: Task, reason: str | None, ask: Ask, 
 
 
 def full_report(
-    model: HookedTransformer,
     snapshot: Snapshot,
     task: Task,
     reason: str | None,
@@ -37,13 +35,11 @@ def full_report(
     predict: Callable[[Prompts], Predictions],
     probes: Sequence[str],
     prompts: int | None,
-    plain: bool,
 ) -> ProbeReport:
     """The report at the end: every probe that can be asked.
 
     Args:
-        model: what was trained.
-        snapshot: of it as it is now.
+        snapshot: of what was trained, as it is now.
         task: draws the prompts.
         reason: why its matrices decide nothing, if so.
         ask: asks one probe.
@@ -51,34 +47,17 @@ def full_report(
         predict: the model's own predictions.
         probes: names of the probes.
         prompts: how many; by default as many as `probe` takes.
-        plain: the model's prompts are its residual stream, and it is called as our models are.
     """
-    heads = classify(snapshot.circuits)
-    by_circuits = snapshot.circuits.n_layers == 1 and reason is None
-
-    def function() -> ProbeResult:
-        asked = Row.of(snapshot.circuits) if by_circuits else _in_chunks(predict, snapshot.circuits.n_heads)
-        # a step that is read off matrices which are not the model would be somebody else's step
-        return equivalence(asked, () if reason else heads, task, prompts=prompts, seed=0)
-
-    def others(name: str) -> ProbeResult:
-        if not plain or not by_circuits:
-            why = reason or "it is asked of one-layer models on bare prompts"
-            return ProbeResult(name, (Measurement.undecided(name, why),))
-        try:
-            return probe(model, task, probes=(name,), prompts=prompts)[name]
-        except ModelError as error:
-            return ProbeResult(name, (Measurement.undecided(name, str(error)),))
-
-    results = []
-    for name in probes:
-        if name == "structure":
-            results.append(_structure(snapshot, heads, task, reason, ask))
-        elif name == "equivalence":
-            results.append(ask(name, function))
-        else:
-            results.append(ask(name, lambda name=name: others(name)))
-    return _report(snapshot, task, heads, results, notes)
+    found, heads = snapshot.circuits, classify(snapshot.circuits)
+    if found.n_layers == 1 and reason is None:
+        row = model = Row.of(found)
+        low = row_level(row)
+    else:
+        row = reason or f"the model has {found.n_layers} layers; interventions are held against theory for one"
+        model = _in_chunks(predict, found.n_heads)
+        low = input_level(model, task.d)
+    asked = questions(found, heads, task, model=model, low=low, row=row, reason=reason, prompts=prompts, seed=0)
+    return _report(snapshot, task, heads, [ask(name, asked[name]) for name in probes], notes)
 
 
 def _structure(

@@ -323,7 +323,6 @@ class Session:
         if self._weights(snapshot, gap) is None:
             return
         report = full_report(
-            self._observer.model,
             snapshot,
             self._observer.task,
             reason_more_than_circuits(self._observer.model, snapshot.circuits, gap, snapshot.coordinates),
@@ -332,7 +331,6 @@ class Session:
             predict=self._observer.predictions,
             probes=self._probes,
             prompts=self._final_prompts,
-            plain=self._observer.plain,
         )
         self.report = report.at(step=self.steps_taken, seed=self._seed)
         self._writer.add_report(report, self.steps_taken)

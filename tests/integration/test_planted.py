@@ -16,11 +16,13 @@ from torch.testing import assert_close
 
 import icl_mechinterp as icl
 from icl_mechinterp.errors import ModelError
+from icl_mechinterp.probes import CAUSAL_PROBES, CHECKPOINT_PROBES
 from icl_mechinterp.results import ProbeReport
 from icl_mechinterp.tasks import LinearRegression
 from tests.planted import Heads, build, heads, on_manifold, optimal_step, sane_group, sane_pair, sane_scale
 
 PROMPTS = 2_500
+WEIGHTS_AND_FUNCTION = CHECKPOINT_PROBES  # interventions have a table of their own, below
 
 GD = "debiased gradient descent"
 KERNEL = "kernel regressor"
@@ -284,7 +286,7 @@ VIOLATIONS = [
 
 @pytest.mark.parametrize("planted", VIOLATIONS, ids=lambda planted: planted.name)
 def test_a_violation_fails_its_measurement_and_what_follows_from_it(planted):
-    report = icl.probe(build(planted.plant, TASK), TASK, prompts=PROMPTS)
+    report = icl.probe(build(planted.plant, TASK), TASK, probes=WEIGHTS_AND_FUNCTION, prompts=PROMPTS)
     assert labels(report) == planted.labels
     # A model far from debiased GD is as far from vanilla GD, and which of the two is nearer then says nothing.
     moot = {"distance_gd"} if "distance_debiased_gd" in planted.fails else set()
@@ -296,9 +298,34 @@ def test_a_violation_fails_its_measurement_and_what_follows_from_it(planted):
         assert part in report.verdict
 
 
+CAUSED = {
+    "dense-key-query": {"keep_structure", "head_effect_gap", "interchange_debiased_gd"},
+    "label-keys-that-cancel": {"head_effect_gap"},  # one head alone shows what the pair does not
+    "label-keys": {"keep_structure", "head_effect_gap", "interchange_debiased_gd"},
+    "covariates-read": {"keep_structure", "head_effect_gap", "interchange_debiased_gd"},
+    "covariates-read-opposed": {"keep_structure", "head_effect_gap"},
+    "one-sided-sums": {"interchange_debiased_gd", "interchange_nadaraya_watson"},
+    "mixed-head": {"interchange_debiased_gd"},
+    "diagonals-of-both-signs": {"head_effect_gap", "head_loss_share", "interchange_debiased_gd"},
+    "diagonals-of-both-signs-with-a-mean": {"head_effect_gap", "head_loss_share", "interchange_debiased_gd"},
+    "flat-head-with-value": {"drop_dummies", "interchange_debiased_gd", "interchange_nadaraya_watson"},
+    "lone-head": {"interchange_debiased_gd", "interchange_nadaraya_watson", "normaliser"},
+    "lone-negative-head": {"interchange_debiased_gd", "interchange_nadaraya_watson", "normaliser"},
+    "heads-of-one-sign": {"interchange_debiased_gd", "interchange_nadaraya_watson", "normaliser"},
+}
+"""What interventions fail. Those that (omega, mu) predict and that debiased GD shares, such as another step, fail none."""
+
+
+@pytest.mark.parametrize("planted", VIOLATIONS, ids=lambda planted: planted.name)
+def test_what_interventions_say_of_a_violation(planted):
+    report = icl.probe(build(planted.plant, TASK), TASK, probes=CAUSAL_PROBES)
+    assert names(report, "failed") == CAUSED.get(planted.name, set())
+    assert names(report, "undecided") <= {"head_loss_share"}
+
+
 def test_every_failure_that_can_be_planted_is_planted():
     """The table covers all required measurements but the two that need another reference to be nearer."""
-    report = icl.probe(build(PAIR, TASK), TASK, prompts=PROMPTS)
+    report = icl.probe(build(PAIR, TASK), TASK, probes=WEIGHTS_AND_FUNCTION, prompts=PROMPTS)
     required = {m.name for _, m in report.measurements if m.required}
     covered = set().union(*(planted.fails for planted in VIOLATIONS))
     assert required - covered == {"distance_gd", "distance_ridge"}
@@ -306,7 +333,7 @@ def test_every_failure_that_can_be_planted_is_planted():
 
 def test_the_value_of_zero_sum_is_one_for_heads_of_one_sign():
     for omega, mu in (([0.5], [1.5]), ([-0.5, -0.5], [-1.0, -0.5])):
-        report = icl.probe(build(heads(5, omega, mu), TASK), TASK, prompts=1000)
+        report = icl.probe(build(heads(5, omega, mu), TASK), TASK, probes=WEIGHTS_AND_FUNCTION, prompts=1000)
         assert report["structure"]["zero_sum"].value == pytest.approx(1.0, abs=1e-6)
 
 
@@ -316,7 +343,7 @@ SMALL = sane_group(TASK, [0.49, -0.5, 0.01])
 
 
 def test_a_clean_head_with_one_per_cent_keeps_its_label():
-    report = icl.probe(build(SMALL, TASK), TASK, prompts=PROMPTS)
+    report = icl.probe(build(SMALL, TASK), TASK, probes=WEIGHTS_AND_FUNCTION, prompts=PROMPTS)
     assert labels(report) == "+-+"
     assert report.heads[2].share == pytest.approx(0.01, rel=1e-3)
     assert report.passed
@@ -343,7 +370,7 @@ def departing(name: str) -> Heads:
     "name", ["off_diagonal_energy", "within_head_spread", "label_key_leakage", "ov_last_entry", "sign_matching"]
 )
 def test_a_departing_head_with_one_per_cent_neither_decides_nor_hides(name):
-    report = icl.probe(build(departing(name), TASK), TASK, prompts=PROMPTS)
+    report = icl.probe(build(departing(name), TASK), TASK, probes=WEIGHTS_AND_FUNCTION, prompts=PROMPTS)
     measured = report["structure"][name]
     assert labels(report) == ("+-m" if name == "sign_matching" else "+-+")
     assert measured.passed
@@ -365,18 +392,23 @@ def values(report: ProbeReport) -> torch.Tensor:
 def test_values_where_behaviour_cannot_depend_on_them_change_nothing():
     """Not a bit, with the same basis: the entries are left out, not averaged away."""
     models = [build(PAIR, TASK, hidden_noise=size) for size in (0.0, 1e3)]
-    first, second = (icl.probe(model, TASK, prompts=2000).to_dict() for model in models)
+    first, second = (icl.probe(model, TASK, probes=WEIGHTS_AND_FUNCTION, prompts=2000).to_dict() for model in models)
     assert first == second
     # and planted directly in the column of the circuit, in the basis of W_Q = identity
     kq = PAIR.kq.clone()
     kq[..., 5] = 1e3
-    direct = icl.probe(build(PAIR.replaced(kq=kq), TASK, seed=None), TASK, prompts=2000).to_dict()
-    assert direct == icl.probe(build(PAIR, TASK, seed=None), TASK, prompts=2000).to_dict()
+    direct = icl.probe(
+        build(PAIR.replaced(kq=kq), TASK, seed=None), TASK, probes=WEIGHTS_AND_FUNCTION, prompts=2000
+    ).to_dict()
+    assert direct == icl.probe(build(PAIR, TASK, seed=None), TASK, probes=WEIGHTS_AND_FUNCTION, prompts=2000).to_dict()
 
 
 @pytest.mark.parametrize("planted", [VIOLATIONS[5], VIOLATIONS[12], VIOLATIONS[-1]], ids=lambda planted: planted.name)
 def test_the_basis_inside_a_head_changes_nothing(planted):
-    reports = [icl.probe(build(planted.plant, TASK, seed=seed), TASK, prompts=2000) for seed in (None, 1)]
+    reports = [
+        icl.probe(build(planted.plant, TASK, seed=seed), TASK, probes=WEIGHTS_AND_FUNCTION, prompts=2000)
+        for seed in (None, 1)
+    ]
     for report in reports[1:]:
         assert labels(report) == labels(reports[0])
         assert report.verdict.split(" (")[0] == reports[0].verdict.split(" (")[0]
@@ -388,8 +420,8 @@ def test_the_basis_inside_a_head_changes_nothing(planted):
     "planted", [PAIR, VIOLATIONS[5].plant, VIOLATIONS[-1].plant], ids=["pair", "dense", "one-sign"]
 )
 def test_the_attention_scale_changes_no_verdict(planted, scale):
-    reference = icl.probe(build(planted, TASK, seed=None, scale=1.0), TASK, prompts=500)
-    report = icl.probe(build(planted, TASK, seed=None, scale=scale), TASK, prompts=500)
+    reference = icl.probe(build(planted, TASK, seed=None, scale=1.0), TASK, probes=WEIGHTS_AND_FUNCTION, prompts=500)
+    report = icl.probe(build(planted, TASK, seed=None, scale=scale), TASK, probes=WEIGHTS_AND_FUNCTION, prompts=500)
     assert report.verdict == reference.verdict
     assert labels(report) == labels(reference)
     structural = [torch.tensor([m.value or 0.0 for m in r["structure"].measurements]) for r in (report, reference)]
@@ -399,7 +431,10 @@ def test_the_attention_scale_changes_no_verdict(planted, scale):
 def test_the_order_of_heads_changes_only_their_order():
     planted = sane_group(TASK, [0.3, -0.5, 0.2, 0.0])
     order = [2, 3, 0, 1]
-    reports = [icl.probe(build(p, TASK, seed=None), TASK, prompts=2000) for p in (planted, planted.permuted(order))]
+    reports = [
+        icl.probe(build(p, TASK, seed=None), TASK, probes=WEIGHTS_AND_FUNCTION, prompts=2000)
+        for p in (planted, planted.permuted(order))
+    ]
     assert [reports[0].heads[h].label for h in order] == [h.label for h in reports[1].heads]
     # the sums over heads run in another order, hence the tolerance
     assert_close(values(reports[1]), values(reports[0]), rtol=1e-5, atol=1e-6)
@@ -409,7 +444,7 @@ def test_the_order_of_heads_changes_only_their_order():
 def test_the_overall_sign_swaps_labels_and_nothing_else(planted):
     """(omega, mu) -> (-omega, -mu) in every head: KQ by KQ(-x), OV by -OV. Positive and negative heads change names."""
     flipped = Heads(-planted.plant.kq, -planted.plant.ov)
-    report = icl.probe(build(flipped, TASK), TASK, prompts=PROMPTS)
+    report = icl.probe(build(flipped, TASK), TASK, probes=WEIGHTS_AND_FUNCTION, prompts=PROMPTS)
     assert labels(report) == planted.labels.translate(str.maketrans("+-", "-+"))
     assert names(report, "failed") - {"distance_gd"} == planted.fails
     assert report.algorithm == planted.algorithm
@@ -419,7 +454,7 @@ def test_the_overall_sign_swaps_labels_and_nothing_else(planted):
 
 
 def test_a_model_of_zeros_has_undecided_distances():
-    report = icl.probe(build(heads(5, [0.0, 0.0], [0.0, 0.0]), TASK), TASK, prompts=2000)
+    report = icl.probe(build(heads(5, [0.0, 0.0], [0.0, 0.0]), TASK), TASK, probes=WEIGHTS_AND_FUNCTION, prompts=2000)
     assert labels(report) == "00"
     assert not report.passed
     assert report.algorithm == "none"
@@ -434,7 +469,7 @@ def test_a_model_of_zeros_has_undecided_distances():
 def test_a_task_with_a_covariance_leaves_isotropic_questions_undecided():
     covariance = [[0.5 ** abs(i - j) for j in range(5)] for i in range(5)]
     task = LinearRegression(5, 40, 0.1, covariance=covariance)
-    report = icl.probe(build(PAIR, task), task, prompts=2000)
+    report = icl.probe(build(PAIR, task), task, probes=WEIGHTS_AND_FUNCTION, prompts=2000)
     assert not report.passed
     assert report.algorithm == "undecided"
     assert "covariance" in report.verdict
@@ -453,7 +488,7 @@ def test_a_task_with_a_covariance_leaves_isotropic_questions_undecided():
 def test_a_model_with_two_layers_has_no_taxonomy_and_its_loss_is_measured():
     task = LinearRegression(3, 12, 0.1)
     model = icl.attention_only(task, n_heads=2, n_layers=2, seed=0)
-    report = icl.probe(model, task, prompts=500)
+    report = icl.probe(model, task, probes=WEIGHTS_AND_FUNCTION, prompts=500)
     assert report.heads == ()
     assert not report.passed
     structural = report["structure"].measurements
@@ -466,6 +501,6 @@ def test_a_model_that_diverged_is_refused():
     kq = PAIR.kq.clone()
     kq[0, 0, 0] = float("nan")
     with pytest.raises(ModelError) as caught:
-        icl.probe(build(PAIR.replaced(kq=kq), TASK, seed=None), TASK, prompts=100)
+        icl.probe(build(PAIR.replaced(kq=kq), TASK, seed=None), TASK, probes=WEIGHTS_AND_FUNCTION, prompts=100)
     for part in ("KQ", "NaN", "smaller lr"):
         assert part in str(caught.value)

@@ -61,7 +61,39 @@ def test_function_without_structure_is_said_side_by_side():
 def test_another_function_is_none_of_the_named():
     verdict = conclusion(functional={"distance_debiased_gd": 0.4})
     assert verdict.algorithm == "none"
-    assert "is not debiased gradient descent: it fails distance_debiased_gd (0.4, needs < 0.03)" in verdict.sentence
+    for part in (
+        "has the structure of debiased gradient descent, but does not compute it",
+        "it fails distance_debiased_gd (0.4, needs < 0.03)",
+    ):
+        assert part in verdict.sentence
+
+
+def test_neither_structure_nor_function():
+    verdict = conclusion(structural={"zero_sum": 0.2}, functional={"distance_debiased_gd": 0.4})
+    assert verdict.algorithm == "none"
+    assert "is not debiased gradient descent: it fails zero_sum (0.2" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("normaliser", "structural", "functional", "algorithm", "says"),
+    [
+        (0.9, {}, {}, "debiased gradient descent", "This model is debiased gradient descent ("),
+        (0.2, {}, {}, "debiased gradient descent", "but interventions contradict it: it fails normaliser (0.2, needs > 0.5)"),
+        (0.2, {"zero_sum": 0.2}, {}, "debiased gradient descent", "structure of the theory and interventions contradict it"),
+        (0.9, {"zero_sum": 0.2}, {"loss": 0.4}, "none", "reacts to interventions like it, but does not compute it"),
+        (None, {}, {}, "undecided", "leaves normaliser undecided (no circuits)"),
+    ],
+)  # fmt: skip
+def test_evidence_that_contradicts_is_named_and_not_averaged(normaliser, structural, functional, algorithm, says):
+    caused = (
+        Measurement.undecided("normaliser", "no circuits", threshold=0.5, rule=">")
+        if normaliser is None
+        else Measurement.judged("normaliser", normaliser, threshold=0.5, rule=">")
+    )
+    evidence = [*results(structural=structural, functional=functional), ProbeResult("interchange", (caused,))]
+    verdict = conclude(PAIR, evidence, THRESHOLDS)
+    assert verdict.algorithm == algorithm
+    assert says in verdict.sentence
 
 
 @pytest.mark.parametrize(
