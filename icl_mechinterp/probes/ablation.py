@@ -31,7 +31,7 @@ from ..circuits import Circuits
 from ..results import HeadLabel, HeadVerdict, Measurement, ProbeResult
 from ..tasks import Batch, Task, generator_for
 from .row import Outputs, Row
-from .statistics import Estimate, mean, ratio_of_means
+from .statistics import CONFIDENCE, Estimate, Judge, judge_at, mean, ratio_of_means
 from .structure import is_isotropic, signal_variance
 from .thresholds import THRESHOLDS, Thresholds
 
@@ -169,6 +169,7 @@ def ablation(
     prompts: int = 2000,
     seed: int = 0,
     thresholds: Thresholds = THRESHOLDS,
+    confidence: float = CONFIDENCE,
 ) -> ProbeResult:
     """The measurements of ablation and weight surgery.
 
@@ -179,17 +180,19 @@ def ablation(
         prompts: how many.
         seed: of the prompts.
         thresholds: bounds that decide.
+        confidence: of the intervals that decide.
     """
+    judge = judge_at(confidence)
     batch = task.sample(prompts, generator=generator_for(seed, "probe"), dtype=torch.float64)
     subject = subject_or_reason(row, heads, batch)
     if isinstance(subject, str):
         return _undecided(subject)
     surgeries = {name: operate(subject, name) for name in get_args(Operation)}
     measured = [
-        _keep_structure(surgeries, prompts, thresholds),
-        _remove_diagonal_loss(subject, surgeries["remove_diagonal"], task, thresholds),
-        _drop_dummies(subject, surgeries["drop_dummies"], thresholds),
-        _head_effect_gap(subject, prompts, thresholds),
+        _keep_structure(surgeries, prompts, thresholds, judge),
+        _remove_diagonal_loss(subject, surgeries["remove_diagonal"], task, thresholds, judge),
+        _drop_dummies(subject, surgeries["drop_dummies"], thresholds, judge),
+        _head_effect_gap(subject, prompts, thresholds, judge),
     ]
     if not is_isotropic(task):
         measured = [m if m.name == "drop_dummies" else replace(m, passed=None, reason=_ANISOTROPIC) for m in measured]
@@ -282,9 +285,9 @@ def is_near(value: float, predicted: float, bound: float) -> bool:
     return abs(value - predicted) < bound * max(1.0, abs(predicted))
 
 
-def _keep_structure(surgeries: dict[Operation, Surgery], prompts: int, bounds: Thresholds) -> Measurement:
+def _keep_structure(surgeries: dict[Operation, Surgery], prompts: int, bounds: Thresholds, judge: Judge) -> Measurement:
     effect = surgeries["keep_structure"].effect
-    return Measurement.judged(
+    return judge(
         "keep_structure",
         effect.distance,
         stderr=effect.distance_stderr,
@@ -295,7 +298,7 @@ def _keep_structure(surgeries: dict[Operation, Surgery], prompts: int, bounds: T
     )
 
 
-def _remove_diagonal_loss(subject: Subject, surgery: Surgery, task: Task, bounds: Thresholds) -> Measurement:
+def _remove_diagonal_loss(subject: Subject, surgery: Surgery, task: Task, bounds: Thresholds, judge: Judge) -> Measurement:
     """Loss without KQ's diagonal; what it explains is estimated, E t^2 is known.
 
     E (t - yhat)^2 = E t^2 + E (yhat^2 - 2 t yhat), and yhat is nearly zero, so is the error; plain prompts would leave
@@ -305,7 +308,7 @@ def _remove_diagonal_loss(subject: Subject, surgery: Surgery, task: Task, bounds
     yhat = operated(subject.row, surgery.kind, subject.heads).predict(z)
     change, stderr = mean_error(_flat(yhat.square() - 2 * target * yhat))
     nothing = signal_variance(task) + task.noise
-    return Measurement.judged(
+    return judge(
         "remove_diagonal_loss",
         nothing + change,
         stderr=stderr,
@@ -317,9 +320,9 @@ def _remove_diagonal_loss(subject: Subject, surgery: Surgery, task: Task, bounds
     )
 
 
-def _drop_dummies(subject: Subject, surgery: Surgery, bounds: Thresholds) -> Measurement:
+def _drop_dummies(subject: Subject, surgery: Surgery, bounds: Thresholds, judge: Judge) -> Measurement:
     """Zero, and passed, for a model without dummies."""
-    return Measurement.judged(
+    return judge(
         "drop_dummies",
         surgery.effect.distance,
         stderr=surgery.effect.distance_stderr,
@@ -330,12 +333,12 @@ def _drop_dummies(subject: Subject, surgery: Surgery, bounds: Thresholds) -> Mea
     )
 
 
-def _head_effect_gap(subject: Subject, prompts: int, bounds: Thresholds) -> Measurement:
+def _head_effect_gap(subject: Subject, prompts: int, bounds: Thresholds, judge: Judge) -> Measurement:
     """The worst relative gap of the loss over single heads and kinds; every ablation stands in the detail."""
     table = [ablate(subject, group, kind) for group, kind in product(_groups(subject.heads), get_args(Kind))]
     single = [a for a in table if len(a.heads) == 1 and a.kind in _EFFECT_KINDS]
     worst = max(single, key=lambda a: a.effect.loss_gap)
-    return Measurement.judged(
+    return judge(
         "head_effect_gap",
         worst.effect.loss_gap,
         stderr=worst.effect.loss_gap_stderr,

@@ -41,6 +41,7 @@ from .statistics import (
     sequential,
     square,
     variance_terms,
+    wants_prompts,
     with_labels,
 )
 from .structure import is_isotropic, signal_variance
@@ -113,7 +114,7 @@ def equivalence(
 
     def decide(sample: Series, confidence: float) -> list[Measurement] | None:
         measured = judge(sample, confidence)
-        return None if any(m.status == "undecided" and m.threshold is not None for m in measured) else measured
+        return None if any(wants_prompts(m) for m in measured) else measured
 
     looked = sequential(draw, decide, budget=budget, looks=looks)
     return ProbeResult("equivalence", tuple(looked.decision or judge(looked.sample, looked.confidence)))

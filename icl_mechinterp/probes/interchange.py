@@ -47,14 +47,17 @@ from ..tasks import Batch, Task, generator_for
 from .equivalence import fit_kernel
 from .row import Row, attend, forward_prediction, require_same_as_model
 from .statistics import (
+    CONFIDENCE,
     Context,
     Estimate,
+    Judge,
     LabelLaw,
     Moments,
     Response,
     Series,
     conditional_moments,
     interval,
+    judge_at,
     label_law,
     mean,
     pattern_weights,
@@ -243,6 +246,7 @@ def interchange(
     prompts: Checked[int] = _PROMPTS,
     seed: int = 0,
     thresholds: Thresholds = THRESHOLDS,
+    confidence: float = CONFIDENCE,
 ) -> ProbeResult:
     """Scores of every named algorithm under interchange, and where the debiasing lives.
 
@@ -256,6 +260,7 @@ def interchange(
         prompts: how many pairs of prompts.
         seed: of the prompts; the same seed gives the same result.
         thresholds: bounds that decide.
+        confidence: of the intervals that decide.
     """
     if isinstance(prompts, bool) or not isinstance(prompts, int) or prompts < 2:
         raise ConfigError(f"prompts must be a whole number of at least 2; got {prompts!r}.", field="prompts")
@@ -275,10 +280,10 @@ def interchange(
     detail = {
         "prompts": prompts,
         "level": low.level,
-        "realised": "undecided" if reason else _realised(scores, thresholds.interchange),
+        "realised": "undecided" if reason else _realised(scores, thresholds.interchange, confidence),
     }
-    measured = [_measured(algorithm, scores, thresholds.interchange, reason, detail) for algorithm in high]
-    return ProbeResult("interchange", (*measured, _normaliser(sample, thresholds.normaliser, low, reason)))
+    measured = [_measured(algorithm, scores, thresholds.interchange, reason, detail, confidence) for algorithm in high]
+    return ProbeResult("interchange", (*measured, _normaliser(sample, thresholds.normaliser, low, reason, judge_at(confidence))))
 
 
 def realised_algorithm(result: ProbeResult) -> str:
@@ -324,32 +329,37 @@ def _is_constant(sample: Series, part: str) -> bool:
     return float(_spread(sample, part).mean()) <= _ROUNDING * abs(size)
 
 
-def _lower(score: _Score, than: _Score) -> bool | None:
+def _lower(score: _Score, than: _Score, confidence: float) -> bool | None:
     """Whether a score is lower than another, by a paired interval; `None` when the interval cannot tell."""
-    difference = interval(mean(than.influence - score.influence + than.estimate.value - score.estimate.value))
+    difference = interval(mean(than.influence - score.influence + than.estimate.value - score.estimate.value), confidence=confidence)
     return None if not difference.excludes(0.0) else difference.low > 0
 
 
-def _realised(scores: Mapping[str, _Score], bound: float) -> str:
+def _realised(scores: Mapping[str, _Score], bound: float, confidence: float) -> str:
     ranked = sorted(scores, key=lambda name: -scores[name].estimate.value)
     best, runner_up = scores[ranked[0]], scores[ranked[1]]
-    clear = interval(best.estimate).low > bound and _lower(runner_up, best) is True
+    clear = interval(best.estimate, confidence=confidence).low > bound and _lower(runner_up, best, confidence) is True
     return ranked[0] if clear else "none"
 
 
 def _measured(
-    algorithm: HighLevel, scores: Mapping[str, _Score], bound: float, reason: str | None, detail: Mapping[str, object]
+    algorithm: HighLevel,
+    scores: Mapping[str, _Score],
+    bound: float,
+    reason: str | None,
+    detail: Mapping[str, object],
+    confidence: float,
 ) -> Measurement:
     name, (estimate, _, parts) = f"interchange_{algorithm.name}", scores[algorithm.name]
     detail = {**detail, **algorithm.parameters, "parts": parts}
     if reason is not None:
         return Measurement(name, estimate.value, stderr=estimate.stderr, required=True, reason=reason, detail=detail)
     if algorithm.name == "debiased_gd":
-        return Measurement.judged(
+        return judge_at(confidence)(
             name, estimate.value, stderr=estimate.stderr, threshold=bound, rule=">", reference=1.0, detail=detail
         )
     debiased = scores["debiased_gd"]
-    lower = _lower(scores[algorithm.name], debiased)
+    lower = _lower(scores[algorithm.name], debiased, confidence)
     return Measurement(
         name,
         estimate.value,
@@ -363,7 +373,7 @@ def _measured(
     )
 
 
-def _normaliser(sample: Series, bound: float, low: LowLevel, reason: str | None) -> Measurement:
+def _normaliser(sample: Series, bound: float, low: LowLevel, reason: str | None, judge: Judge) -> Measurement:
     name, rest = "normaliser", {"threshold": bound, "rule": ">"}
     if low.row is None:
         why = f"the model is taken apart at its {low.level}, where no softmax denominator is known"
@@ -377,7 +387,7 @@ def _normaliser(sample: Series, bound: float, low: LowLevel, reason: str | None)
     value = 1 - gap.value
     if reason is not None:
         return Measurement(name, value, stderr=gap.stderr, required=True, reason=reason)
-    return Measurement.judged(name, value, stderr=gap.stderr, reference=1.0, **rest)
+    return judge(name, value, stderr=gap.stderr, reference=1.0, **rest)
 
 
 def _undecided(reason: str) -> ProbeResult:

@@ -39,6 +39,7 @@ from ..tasks import Batch, Task, generator_for
 from .ablation import Subject, is_near, mean_error, ratio_error, subject_or_reason
 from .equivalence import Predictor
 from .row import Outputs, Row, attend
+from .statistics import CONFIDENCE, Judge, judge_at
 from .structure import is_isotropic, signal_variance
 from .thresholds import THRESHOLDS, Thresholds
 
@@ -233,6 +234,7 @@ def patching(
     prompts: int = 2000,
     seed: int = 0,
     thresholds: Thresholds = THRESHOLDS,
+    confidence: float = CONFIDENCE,
 ) -> ProbeResult:
     """The measurements of activation and path patching.
 
@@ -243,6 +245,7 @@ def patching(
         prompts: how many.
         seed: of the prompts.
         thresholds: bounds that decide.
+        confidence: of the intervals that decide.
     """
     generator = generator_for(seed, "probe")
     batch = task.sample(prompts, generator=generator, dtype=torch.float64)
@@ -252,7 +255,7 @@ def patching(
     pairs = [make_pair(name, batch, task, generator) for name in PAIRS]
     measured = [
         _path_sum_gap(subject, pairs, other_engine(subject.row), thresholds),
-        _head_loss_share(subject, thresholds, anisotropic=not is_isotropic(task)),
+        _head_loss_share(subject, thresholds, judge_at(confidence), anisotropic=not is_isotropic(task)),
     ]
     return ProbeResult("patching", tuple(measured))
 
@@ -418,7 +421,7 @@ def _patches(runs: Runs, ideal: Runs, step: float) -> list[Patch]:
     return found
 
 
-def _head_loss_share(subject: Subject, bounds: Thresholds, *, anisotropic: bool) -> Measurement:
+def _head_loss_share(subject: Subject, bounds: Thresholds, judge: Judge, *, anisotropic: bool) -> Measurement:
     """The largest departure of a head's share of the explained loss from the share of its idealised self.
 
         share_h = E[o_h (2 t - yhat)] / (E t^2 - loss),   sum_h share_h = 1
@@ -449,13 +452,13 @@ def _head_loss_share(subject: Subject, bounds: Thresholds, *, anisotropic: bool)
         head.name: {"share": float(share), "stderr": float(stderr), "predicted": float(predicted)}
         for head, share, stderr, predicted in zip(subject.heads, shares[0], stderrs[0], shares[1], strict=True)
     }
-    measured = Measurement.judged(
+    measured = judge(
         "head_loss_share",
         float(gap[worst]),
         stderr=float(gap_stderr[worst]),
         threshold=bounds.head_loss_share,
         reference=0.0,
-        detail={"sum": float(shares[0].sum()), "worst_head": subject.heads[worst].name, "per_head": per_head},
+        detail={"prompts": len(target), "sum": float(shares[0].sum()), "worst_head": subject.heads[worst].name, "per_head": per_head},
     )
     return replace(measured, passed=None, reason=_ANISOTROPIC) if anisotropic else measured
 

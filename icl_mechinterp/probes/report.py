@@ -17,6 +17,7 @@ from .fidelity import circuit_gap, deciding_nothing, reason_more_than_circuits
 from .interchange import LowLevel, interchange, low_level
 from .patching import patching
 from .row import Row, forward_prediction, row_or_reason
+from .statistics import asked_again
 from .structure import structure
 from .taxonomy import classify
 from .thresholds import THRESHOLDS, Thresholds
@@ -50,7 +51,8 @@ def probe(
         model: a `HookedTransformer`; its parameters, hooks and the global random state are left alone.
         task: what it was trained on.
         seed: of the prompts on which it is evaluated; the same seed gives the same report.
-        prompts: how many for `equivalence` (the interventions draw their own: 2,000, and 20,000 for interchange); by default the sample grows until every measurement is decided, from 25,000
+        prompts: how many for `equivalence` (the interventions draw their own, from 2,000 to 8,000, and from 20,000 to
+            80,000 for interchange, an eighth of that where it needs full forward passes); by default the sample grows until every measurement is decided, from 25,000
             to 100,000, and from 5,000 to 20,000 for models that need their full forward pass.
         probes: which questions to ask, of `PROBES`.
         thresholds: bounds that decide; the defaults are calibrated on planted models.
@@ -126,14 +128,19 @@ def questions(
         result = structure(found, heads, task, thresholds)
         return result if reason is None or not heads else deciding_nothing(result, reason)
 
+    def growing(probe: Callable[..., ProbeResult], first: int) -> Callable[[], ProbeResult]:
+        return lambda: asked_again(lambda n, confidence: probe(prompts=n, confidence=confidence), prompts=first)
+
     # a step that is read off matrices which are not the model would be somebody else's step
     own = () if reason else heads
     return {
         "structure": ask_structure,
         "equivalence": lambda: equivalence(model, own, task, prompts=prompts, **options),
-        "ablation": lambda: ablation(row, heads, task, **options),
-        "patching": lambda: patching(row, heads, task, **options),
-        "interchange": lambda: interchange(low, own, task, **options),
+        "ablation": growing(lambda **sample: ablation(row, heads, task, **sample, **options), 2_000),
+        "patching": growing(lambda **sample: patching(row, heads, task, **sample, **options), 2_000),
+        "interchange": growing(
+            lambda **sample: interchange(low, own, task, **sample, **options), 20_000 if low.row else 2_500
+        ),
     }
 
 

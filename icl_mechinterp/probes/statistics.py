@@ -31,6 +31,7 @@ and Guibas 1995) so that averages are those over queries as the task draws them:
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -41,11 +42,15 @@ from scipy.special import ndtri
 from .._types import Prompts, Tensor
 from .. import theory
 from ..errors import ConfigError
+from ..results import Measurement, ProbeResult
 from ..tasks import Batch, LinearRegression, Task
 from .row import Row
 
 Series: TypeAlias = dict[str, np.ndarray]
 """Numbers per prompt, by name; the first axis of each is the prompt."""
+
+Judge: TypeAlias = Callable[..., Measurement]
+"""Takes what `Measurement.judged` takes."""
 
 Decision = TypeVar("Decision")
 
@@ -357,6 +362,11 @@ def quantile(confidence: float) -> float:
     return float(ndtri(0.5 + confidence / 2))
 
 
+def judge_at(confidence: float) -> Judge:
+    """`Measurement.judged` with intervals of this confidence."""
+    return partial(Measurement.judged, half_width=quantile(confidence))
+
+
 def _stderr(values: Float[np.ndarray, " prompt"]) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values)))
 
@@ -424,3 +434,27 @@ def sequential(
         if decision is not None or look == looks:
             return Looked(decision, sample, drawn, look, per_look)
     raise AssertionError("the last look returns")
+
+
+def asked_again(
+    ask: Callable[[int, float], ProbeResult], *, prompts: int, looks: int = 3, confidence: float = CONFIDENCE
+) -> ProbeResult:
+    """A probe on twice as many prompts while a measurement is undecided for want of them; the error split as above.
+
+    Args:
+        ask: the probe on so many prompts, with intervals of this confidence.
+        prompts: at the first look.
+        looks: at most.
+        confidence: of all looks together.
+    """
+    per_look = 1 - (1 - confidence) / looks
+    for look in range(looks):
+        result = ask(prompts * 2**look, per_look)
+        if not any(wants_prompts(m) for m in result.measurements):
+            break
+    return result  # pyright: ignore[reportPossiblyUnbound] - there is at least one look
+
+
+def wants_prompts(measurement: Measurement) -> bool:
+    """Undecided, and more prompts would narrow its interval."""
+    return measurement.status == "undecided" and measurement.threshold is not None and measurement.stderr is not None

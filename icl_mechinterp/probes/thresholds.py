@@ -44,7 +44,7 @@ class Thresholds:
             one sign are 1e-6 away, planted ones whose |omega| differ by a factor of two .0008; a pair of both signs with
             one-sided sums, which is none, .026.
         circuit_gap: of Var(yhat): a fifth of the distance at which a model still counts as debiased gradient descent.
-            Models that are their circuits reach 1e-10, a bias or a position embedding that a reader would call one .01.
+            Rounding leaves 1e-10; a constant bias reaches it at 3 % of the spread of the predictions.
         keep_structure: of Var(yhat). Trained at a constant rate .0008 to .0011, with a decaying one 1e-4; vanilla and
             debiased GD are .005 apart. Planted with the noise of a constant rate up to .0024; rates for this and all
             that follow are those of `benchmarks/causal_error_rates.py`.

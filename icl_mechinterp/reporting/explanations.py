@@ -62,19 +62,19 @@ EXPLANATIONS: dict[str, str] = {
     ),
     "drop_dummies": "Do dummy heads do nothing? The model without them: E(yhat_dropped − yhat)² / Var(yhat).",
     "head_effect_gap": (
-        "Does each head do what its (ω, μ) says? A head is ablated (zero, mean, another prompt's); the worst relative gap "
-        "between the loss and the one that μ times the softmax(ω x·x_q) average of the labels gives on the same prompts."
+        "Does each head do what its (ω, μ) says? Worst relative gap, over ablated heads, between the loss and that of "
+        "heads μ Σ softmax(ω x·x_q) y on the same prompts."
     ),
     "path_sum_gap": (
-        "Do the effects along paths (query, key, value, output, with their interactions) add up to the total effect? "
+        "Do effects along paths (query, key, value, output, interactions) add up to the total effect? "
         "|sum − total| / total; an identity in one layer."
     ),
     "head_loss_share": (
         "Does each head's share of the loss, E[o_h (2t − yhat)] / (E t² − loss), fit its (ω, μ)? The largest departure."
     ),
     "interchange_debiased_gd": (
-        "Query, keys or values are taken from a second prompt, in the model and in debiased gradient descent alike. "
-        "1 − E(yhat* − y_dGD*)² / Var(yhat*), the least of the three; 1 is the same algorithm."
+        "Does it mix two prompts' query, keys and values as debiased gradient descent does? "
+        "1 − E(yhat* − y_dGD*)² / Var(yhat*), the least of three interchanges."
     ),
     "interchange_gd": "The same score for plain gradient descent; must be lower than that of debiased gradient descent.",
     "interchange_ridge": "The same score for ridge regression; must be lower than that of debiased gradient descent.",
@@ -85,8 +85,8 @@ EXPLANATIONS: dict[str, str] = {
         "The same score for the mean of the labels; must be lower than that of debiased gradient descent."
     ),
     "normaliser": (
-        "Does the softmax denominator carry the mean that debiasing subtracts? Each head's denominator is taken from a "
-        "second context; share of the change that debiased gradient descent predicts from that context's mean."
+        "Does the softmax denominator carry the mean that debiasing subtracts? Taken from a second context: share of the "
+        "change predicted from that context's mean."
     ),
 }
 """By name of the measurement; a name that is not here is shown without a line."""

@@ -7,9 +7,9 @@ import torch
 import icl_mechinterp as icl
 from icl_mechinterp import theory
 from icl_mechinterp.probes import classify
-from icl_mechinterp.probes.ablation import Subject, ablate, ablation
+from icl_mechinterp.probes.ablation import Subject, ablate
 from icl_mechinterp.probes.hook_patching import patch_hook
-from icl_mechinterp.probes.patching import Runs, make_pair, patch, patching
+from icl_mechinterp.probes.patching import Runs, make_pair, patch
 from icl_mechinterp.probes.row import Row
 from icl_mechinterp.tasks import generator_for
 
@@ -34,9 +34,8 @@ def subject(trained) -> Subject:
 @pytest.fixture(scope="module")
 def results(trained):
     model, task = trained
-    found = icl.circuits(model, task)
-    heads = classify(found)
-    return {probe.__name__: probe(model, found, heads, task, seed=0) for probe in (ablation, patching)}
+    report = icl.probe(model, task, probes=["ablation", "patching"])
+    return {result.probe: result for result in report.results}
 
 
 def test_every_measurement_passes(results):

@@ -13,9 +13,11 @@ from icl_mechinterp.probes.statistics import (
     LabelLaw,
     Moments,
     Response,
+    asked_again,
     compare,
     conditional_moments,
     interval,
+    judge_at,
     label_law,
     mean,
     quantile,
@@ -26,6 +28,7 @@ from icl_mechinterp.probes.statistics import (
     variance_terms,
     with_labels,
 )
+from icl_mechinterp.results import Measurement, ProbeResult
 from icl_mechinterp.tasks import Batch, LinearRegression
 from tests.helpers import assert_close, within_stderr
 from tests.planted import Heads, sane_pair
@@ -279,6 +282,29 @@ def test_a_budget_can_run_out() -> None:
     assert (looked.decision, looked.prompts, looked.looks) == (None, 100, 3)
     with pytest.raises(icl.ConfigError, match="budget"):
         sequential(lambda n: {"x": np.zeros(n)}, lambda sample, confidence: None, budget=20)
+
+
+def test_a_probe_is_asked_again_while_more_prompts_would_help() -> None:
+    """The standard error falls until the interval leaves the threshold; the error is split over the looks."""
+    asked: list[tuple[int, float]] = []
+
+    def ask(prompts: int, confidence: float) -> ProbeResult:
+        asked.append((prompts, confidence))
+        close = judge_at(confidence)("close", 0.9, threshold=1.0, stderr=2.0 / prompts**0.5)
+        return ProbeResult("made up", (close, Measurement.undecided("never", "no circuits", threshold=1.0)))
+
+    result = asked_again(ask, prompts=1_000, looks=6)
+    assert [prompts for prompts, _ in asked] == [1_000, 2_000, 4_000]
+    assert asked[0][1] == pytest.approx(1 - 0.05 / 6)
+    assert result["close"].passed
+    asked.clear()
+    assert asked_again(ask, prompts=100, looks=3)["close"].status == "undecided"
+    assert [prompts for prompts, _ in asked] == [100, 200, 400]
+
+
+def test_judging_at_a_confidence_widens_the_interval() -> None:
+    assert judge_at(0.95)("m", 0.0, threshold=1.0, stderr=0.45).passed
+    assert judge_at(0.99)("m", 0.0, threshold=1.0, stderr=0.45).status == "undecided"
 
 
 @pytest.mark.parametrize(("split", "low", "high"), [(True, 0.0, 0.06), (False, 0.12, 0.3)])
