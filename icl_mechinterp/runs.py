@@ -50,6 +50,11 @@ class Run:
         return tuple(self.config["seeds"])
 
     @property
+    def is_trained_here(self) -> bool:
+        """Whether its settings train it again; else it was attached to somebody's loop, or imported."""
+        return not ("attached" in self.config or "imported" in self.config)
+
+    @property
     def metrics(self) -> xr.Dataset:
         """loss[seed step], engine_gap, omega[seed step layer head], mu, share and the weight measurements."""
         return read_group(self.path / "history.zarr", "metrics")

@@ -25,9 +25,11 @@ def print_report(report: ProbeReport) -> None:
     for column, justify in (("", "left"), ("measurement", "left"), ("value", "right"), ("passes if", "right")):
         table.add_column(column, justify=justify, no_wrap=True)  # pyright: ignore[reportArgumentType]
     table.add_column("theory", justify="right", no_wrap=True)
-    for probe, measurement in report.measurements:
-        mark, style = _MARKS[measurement.status]
-        table.add_row(Text(mark, style=style), f"{probe}.{measurement.name}", measurement.text, *_bounds(measurement))
+    for result in report.results:
+        table.add_row("", Text(result.probe, style="dim"))
+        for measurement in result.measurements:
+            mark, style = _MARKS[measurement.status]
+            table.add_row(Text(mark, style=style), f"  {measurement.name}", measurement.text, *_bounds(measurement))
     console.print()
     console.print(table)
     for probe, measurement in report.measurements:

@@ -102,6 +102,7 @@ class RunPage:
         circuits_step: the step of the matrices shown.
         trajectories: the picture; empty without a history.
         config, facts, commands: how it was made.
+    trained_here: whether its settings train it again; else it was attached to somebody's loop, or imported.
     """
 
     anchor: str
@@ -118,6 +119,7 @@ class RunPage:
     config: str
     facts: tuple[tuple[str, str], ...]
     commands: tuple[str, ...]
+    trained_here: bool
 
 
 def run_page(run: Run, anchor: str, theory_lines: Mapping[str, float], *, interactive: bool) -> RunPage:
@@ -155,6 +157,7 @@ def run_page(run: Run, anchor: str, theory_lines: Mapping[str, float], *, intera
         config=yaml.safe_dump({k: run.config[k] for k in _SETTINGS if k in run.config}, sort_keys=False),
         facts=_facts(run.config),
         commands=_commands(run),
+        trained_here=run.is_trained_here,
     )
 
 
@@ -346,5 +349,7 @@ def _facts(config: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def _commands(run: Run) -> tuple[str, ...]:
     path = shlex.quote(str(run.path))
-    train = "icl-mechinterp train config.yaml --out NEW_FOLDER"
-    return (train, f"icl-mechinterp probe {path}", f"icl-mechinterp report {path}")
+    asked = [f"icl-mechinterp report {path}"]
+    if not run.config.get("attached") or run.config["attached"].get("checkpoints"):
+        asked.insert(0, f"icl-mechinterp probe {path}")
+    return (("icl-mechinterp train config.yaml --out NEW_FOLDER",) if run.is_trained_here else ()) + tuple(asked)

@@ -95,6 +95,22 @@ def test_config_versions_and_commands_are_there_and_the_config_can_be_used_again
     assert "schema_version" not in re.findall(r"<pre.*?</pre>", text, flags=re.S)[-1]
 
 
+@pytest.mark.parametrize(
+    ("facts", "probed"),
+    [
+        ({"attached": {"checkpoints": False}}, False),
+        ({"attached": {"checkpoints": True}}, True),
+        ({"imported": {"file": "w"}}, True),
+    ],
+)
+def test_a_run_that_was_not_trained_here_is_told_no_command_that_would_fail(tmp_path, facts, probed):
+    run = make_run(tmp_path / "elsewhere", **facts)
+    seen = visible(render_report([run], theory_lines=THEORY))
+    assert "icl-mechinterp train" not in seen
+    assert "was not trained by icl-mechinterp" in seen
+    assert (f"icl-mechinterp probe {run.path}" in seen) == probed
+
+
 def test_strings_from_outside_are_escaped(tmp_path):
     report = make_report(verdict=HOSTILE, algorithm=HOSTILE)
     hostile = ProbeReport(
