@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from .. import theory
-from ..circuits import Capture, History, Snapshot
+from ..circuits import Capture, Snapshot
 from ..errors import RunError, TrainingError
 from ..models import _tl as tl
 from ..models import collapse, fused_prediction, hooked_prediction
 from ..probes import CHECKPOINT_PROBES, probe, probe_circuits
-from ..probes.structure import NAMES as STRUCTURE_NAMES
+from ..probes.history import circuits_row, metrics_row, open_histories
 from ..probes.structure import is_isotropic, signal_variance
 from ..results import ProbeReport
 from ..tasks import Task, generator_for
@@ -69,8 +69,10 @@ class Recorder:
         context, count = _capture_shape(task, models[0].cfg.n_heads)
         self.capture = Capture(task, task.sample(count, generator=generator, context=context), gradients=gradients)
         self.evaluation = task.sample(evaluate, generator=generator) if evaluate else None
-        first = self.capture(models[0])
-        self.metrics, self.circuits = self._histories(first)
+        scalars = ("loss", "engine_gap", *(("evaluation_loss",) if evaluate else ()))
+        self.metrics, self.circuits = open_histories(
+            path / "history.zarr", self.capture(models[0]), self.seeds, scalars=scalars
+        )
         self._reports: list[ProbeReport] = []
         self._theory = theory_lines(task)
         self._captured: int | None = None
@@ -89,15 +91,8 @@ class Recorder:
         metrics = {"loss": losses, "engine_gap": self._engine_gap(state, snapshots)}
         if self.evaluation is not None:
             metrics["evaluation_loss"] = self._evaluation_loss(state)
-        shape = (len(self.seeds), snapshots[0].circuits.n_layers, snapshots[0].circuits.n_heads)
-        for name in ("omega", "mu", "share"):
-            values = [[getattr(h, name) for h in r.heads] or np.full(shape[1:], np.nan) for r in reports]
-            metrics[name] = np.asarray(values, dtype=np.float32).reshape(shape)
-        for name in STRUCTURE_NAMES:
-            values = [r["structure"][name].value for r in reports]
-            metrics[name] = np.array([np.nan if v is None else v for v in values], dtype=np.float32)
-        self.metrics.add(state.step, metrics)
-        self.circuits.add(state.step, _stacked(snapshots))
+        self.metrics.add(state.step, metrics_row(snapshots, reports, **metrics))
+        self.circuits.add(state.step, circuits_row(snapshots))
         self._report_progress(state, losses, reports)
 
     def on_checkpoint(self, state: TrainState) -> None:
@@ -173,30 +168,6 @@ class Recorder:
     def _reports_file(self) -> Path:
         return self.path / "probes.jsonl"
 
-    def _histories(self, snapshot: Snapshot) -> tuple[History, History]:
-        scalars = ["loss", "engine_gap", *STRUCTURE_NAMES]
-        if self.evaluation is not None:
-            scalars.append("evaluation_loss")
-        heads = dict.fromkeys(("omega", "mu", "share"), ("layer", "head"))
-        names = list(snapshot.circuits.token_names)
-        matrices = {"kq": ("layer", "head", "key", "query"), "ov": ("layer", "head", "out", "token")}
-        if snapshot.kq_gradient is not None:
-            matrices |= {f"{name}_gradient": dims for name, dims in matrices.items()}
-        labels: Mapping[str, Sequence[Any]] = {
-            "seed": self.seeds,
-            "key": names,
-            "query": names,
-            "token": names,
-            "out": names[self.task.d :],
-        }
-        path = self.path / "history.zarr"
-        return (
-            History(path, "metrics", dims={**dict.fromkeys(scalars, ()), **heads}, labels={"seed": self.seeds}),
-            History(
-                path, "circuits", dims={**matrices, "attention": ("layer", "head", "prompt", "pos")}, labels=labels
-            ),
-        )
-
     def _finite_snapshots(self, state: TrainState) -> list[Snapshot]:
         """One snapshot per seed, all of them numbers."""
         snapshots = [self.capture(model) for model in state.stack.models]
@@ -268,18 +239,6 @@ def config_digest(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(
         json.dumps({k: config[k] for k in ExperimentConfig.model_fields}, sort_keys=True).encode()
     ).hexdigest()
-
-
-def _stacked(snapshots: Sequence[Snapshot]) -> dict[str, np.ndarray]:
-    arrays = {
-        "kq": torch.stack([s.circuits.kq for s in snapshots]),
-        "ov": torch.stack([s.circuits.ov for s in snapshots]),
-        "attention": torch.stack([s.attention for s in snapshots]),
-    }
-    if snapshots[0].kq_gradient is not None:
-        arrays["kq_gradient"] = torch.stack([s.kq_gradient for s in snapshots])  # pyright: ignore
-        arrays["ov_gradient"] = torch.stack([s.ov_gradient for s in snapshots])  # pyright: ignore
-    return {name: array.numpy() for name, array in arrays.items()}
 
 
 def _capture_shape(task: Task, n_heads: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ It is built beside its place and moved there in one step, so there is never half
 import os
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,11 @@ import numpy as np
 import torch
 import yaml
 
-from ..circuits import Capture, History, Snapshot
+from ..circuits import Capture
 from ..errors import RunError
 from ..models import _tl as tl
 from ..probes import PROBES, probe, probe_circuits
-from ..probes.structure import NAMES as STRUCTURE_NAMES
-from ..results import ProbeReport
+from ..probes.history import circuits_row, metrics_row, open_histories
 from ..runs import SCHEMA_VERSION
 from ..tasks import Task, generator_for
 from ..training import Settings, save_checkpoint, start_state, write_atomically
@@ -79,11 +78,14 @@ def _fill(
     model = build_imported(weights, task, scale)
     batch = task.sample(_CAPTURE_PROMPTS, generator=generator_for(_SEED, "evaluation"))
     snapshot = Capture(task, batch)(model)
-    history = folder / "history.zarr"
-    metrics, circuits = (
-        _metrics(history, probe_circuits(snapshot.circuits, task), snapshot),
-        _circuits(history, snapshot),
-    )
+    metrics, circuits = open_histories(folder / "history.zarr", snapshot, [_SEED], scalars=("loss", "engine_gap"))
+    nothing = np.full(1, np.nan)  # was trained here
+    seen = probe_circuits(snapshot.circuits, task)
+    metrics.add(0, metrics_row([snapshot], [seen], loss=nothing, engine_gap=nothing))
+    circuits.add(0, circuits_row([snapshot]))
+    for history in (metrics, circuits):
+        history.flush()
+        history.sync()
     report = probe(model, task, seed=0, prompts=prompts).at(step=0, seed=_SEED)
     line = report.to_json().encode() + b"\n"
     write_atomically(folder / "probes.jsonl", line)
@@ -114,43 +116,3 @@ def _config(task: Task, model: Mapping[str, Any], source: Mapping[str, Any]) -> 
         },
         "git_revision": None,
     }
-
-
-def _metrics(path: Path, report: ProbeReport, snapshot: Snapshot) -> History:
-    """One row; nothing was trained here, so it has no training loss."""
-    scalars = ["loss", "engine_gap", *STRUCTURE_NAMES]
-    per_head = ("omega", "mu", "share")
-    dims: dict[str, Sequence[str]] = {**dict.fromkeys(scalars, ()), **dict.fromkeys(per_head, ("layer", "head"))}
-    history = History(path, "metrics", dims=dims, labels={"seed": [_SEED]})
-    row: dict[str, np.ndarray] = {name: np.full(1, np.nan, dtype=np.float32) for name in ("loss", "engine_gap")}
-    for name in STRUCTURE_NAMES:
-        value = report["structure"][name].value
-        row[name] = np.array([np.nan if value is None else value], dtype=np.float32)
-    shape = (1, snapshot.circuits.n_layers, snapshot.circuits.n_heads)
-    for name in per_head:
-        values = [getattr(head, name) for head in report.heads] or np.full(shape, np.nan)
-        row[name] = np.asarray(values, dtype=np.float32).reshape(shape)
-    return _written(history, row)
-
-
-def _circuits(path: Path, snapshot: Snapshot) -> History:
-    names = list(snapshot.circuits.token_names)
-    history = History(
-        path,
-        "circuits",
-        dims={
-            "kq": ("layer", "head", "key", "query"),
-            "ov": ("layer", "head", "out", "token"),
-            "attention": ("layer", "head", "prompt", "pos"),
-        },
-        labels={"seed": [_SEED], "key": names, "query": names, "token": names, "out": names[snapshot.circuits.d :]},
-    )
-    arrays = {"kq": snapshot.circuits.kq, "ov": snapshot.circuits.ov, "attention": snapshot.attention}
-    return _written(history, {name: array[None].numpy() for name, array in arrays.items()})
-
-
-def _written(history: History, row: Mapping[str, np.ndarray]) -> History:
-    history.add(0, row)
-    history.flush()
-    history.sync()
-    return history

@@ -23,10 +23,10 @@ import yaml
 from safetensors.torch import save as save_tensors
 from transformer_lens import HookedTransformer
 
-from ..circuits import History, Snapshot
+from ..circuits import Snapshot
 from ..errors import ConfigError, RunError
 from ..models import _tl as tl
-from ..probes.structure import NAMES as STRUCTURE_NAMES
+from ..probes.history import circuits_row, metrics_row, open_histories
 from ..results import ProbeReport
 from ..runs import SCHEMA_VERSION, build_model
 from ..tasks import Task
@@ -60,25 +60,17 @@ class Folder:
             raise RunError(
                 f"the run folder {path} cannot be created ({error.strerror or error}). Choose another out."
             ) from error
-        self.metrics, self.circuits = _histories(path / "history.zarr", snapshot, config["seeds"])
+        self.metrics, self.circuits = open_histories(
+            path / "history.zarr", snapshot, config["seeds"], scalars=("loss", "circuit_gap")
+        )
         self._reports: list[ProbeReport] = []
         self._waiting, self._last = 0, -float("inf")
 
     def add(self, step: int, loss: float, gap: float, snapshot: Snapshot, report: ProbeReport | None) -> None:
         """One capture; written with the next block."""
-        shape = (1, snapshot.circuits.n_layers, snapshot.circuits.n_heads)
-        row = {name: np.array([value], dtype=np.float32) for name, value in (("loss", loss), ("circuit_gap", gap))}
-        heads = () if report is None else report.heads
-        for name in ("omega", "mu", "share"):
-            values = [getattr(head, name) for head in heads] or np.full(shape, np.nan)
-            row[name] = np.asarray(values, dtype=np.float32).reshape(shape)
-        measured = {} if report is None else {m.name: m.value for _, m in report.measurements}
-        for name in STRUCTURE_NAMES:
-            value = measured.get(name)
-            row[name] = np.array([np.nan if value is None else value], dtype=np.float32)
-        arrays = {"kq": snapshot.circuits.kq, "ov": snapshot.circuits.ov, "attention": snapshot.attention}
-        self.metrics.add(step, row)
-        self.circuits.add(step, {name: array.float().numpy()[None] for name, array in arrays.items()})
+        scalars = {"loss": np.array([loss]), "circuit_gap": np.array([gap])}
+        self.metrics.add(step, metrics_row([snapshot], [report], **scalars))
+        self.circuits.add(step, circuits_row([snapshot]))
         if report is not None:
             self.add_report(report, step)
         self._waiting += 1
@@ -224,25 +216,3 @@ def _difference(model: HookedTransformer, task: Task) -> str | None:
 def _heads_of(model: HookedTransformer) -> dict[str, torch.Tensor]:
     wanted = (".W_Q", ".W_K", ".W_V", ".W_O")
     return {name: value for name, value in model.named_parameters() if name.endswith(wanted)}
-
-
-def _histories(path: Path, snapshot: Snapshot, seeds: Sequence[int]) -> tuple[History, History]:
-    names, d = list(snapshot.circuits.token_names), snapshot.circuits.d
-    scalars = dict.fromkeys(("loss", "circuit_gap", *STRUCTURE_NAMES), ())
-    heads = dict.fromkeys(("omega", "mu", "share"), ("layer", "head"))
-    arrays = {
-        "kq": ("layer", "head", "key", "query"),
-        "ov": ("layer", "head", "out", "token"),
-        "attention": ("layer", "head", "prompt", "pos"),
-    }
-    labels: Mapping[str, Sequence[Any]] = {
-        "seed": seeds,
-        "key": names,
-        "query": names,
-        "token": names,
-        "out": names[d:],
-    }
-    return (
-        History(path, "metrics", dims={**scalars, **heads}, labels={"seed": seeds}),
-        History(path, "circuits", dims=arrays, labels=labels),
-    )
