@@ -19,6 +19,7 @@ from transformer_lens import HookedTransformer
 
 from .circuits import read_group
 from .errors import ConfigError, RunError
+from .models import _tl as tl
 from .models import attention_only
 from .results import ProbeReport
 from .tasks import Task, task_from_dict
@@ -178,6 +179,17 @@ def _require_whole(config: Any, file: Path) -> None:
         resolve_seeds(config["seeds"])
     except ConfigError as error:
         raise RunError(f"{file} is not the config of a run: {error} Restore it, or name another run.") from error
+
+
+def describe(model: HookedTransformer) -> dict[str, Any]:
+    """The `model` section of a config for a model in hand."""
+    cfg = model.cfg
+    return {
+        "n_heads": cfg.n_heads,
+        "n_layers": cfg.n_layers,
+        "d_head": cfg.d_head,
+        "scale": tl.attention_scale(model, 0),
+    }
 
 
 def build_model(task: Task, settings: dict[str, Any], *, seed: int) -> HookedTransformer:

@@ -23,6 +23,8 @@ from ..models.predict import forward_pass
 from ..tasks import Batch, Task
 from .extract import Circuits, circuits
 
+_PROMPTS, _BYTES = 32, 64 * 2**20
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -42,6 +44,15 @@ class Snapshot:
     kq_gradient: HeadKQ | None = None
     ov_gradient: HeadOV | None = None
     coordinates: Coordinates | None = None
+
+
+def fixed_prompts(task: Task, n_heads: int, generator: torch.Generator) -> Batch:
+    """32 prompts of full length; fewer, or shorter ones, where the scores of a full forward would fill 64 MB."""
+    context = task.context
+    while 4 * n_heads * (context + 1) ** 2 * 8 > _BYTES:
+        context //= 2
+    count = _BYTES // (4 * n_heads * (context + 1) ** 2 * 4)
+    return task.sample(int(min(_PROMPTS, max(2, count))), generator=generator, context=context)
 
 
 class Capture:

@@ -153,7 +153,7 @@ def _is_finished(folder: Path, steps: int) -> bool:
 
 
 def _page(runs: "list[Run]", out: Path | None) -> Path:
-    from ..experiment import theory_lines
+    from ..probes.history import theory_lines
     from ..reporting import render_report
 
     target = runs[0].path / "report.html" if out is None else out

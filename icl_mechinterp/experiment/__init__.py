@@ -5,6 +5,5 @@ from .config import ModelConfig as ModelConfig
 from .config import TrainingConfig as TrainingConfig
 from .config import load_config as load_config
 from .config import shipped_configs as shipped_configs
-from .recorder import theory_lines as theory_lines
 from .train import run as run
 from .train import train as train

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import theory
 from ..circuits import Capture, Snapshot
+from ..circuits.capture import fixed_prompts
 from ..errors import RunError, TrainingError
 from ..models import _tl as tl
 from ..models import collapse, fused_prediction, hooked_prediction
 from ..probes import CHECKPOINT_PROBES, probe, probe_circuits
-from ..probes.history import circuits_row, metrics_row, open_histories
-from ..probes.structure import is_isotropic, signal_variance
+from ..probes.history import circuits_row, metrics_row, open_histories, theory_lines
 from ..results import ProbeReport
 from ..tasks import Task, generator_for
 from ..tracking import Progress, Tracker
@@ -31,8 +30,6 @@ from .config import ExperimentConfig
 
 CHECKPOINT_PROMPTS = 500  # as good as 7,000 plain ones: labels are averaged over, queries asked at two lengths
 FINAL_PROMPTS = 25_000  # of an ensemble together; a single seed's sample grows by itself
-_CAPTURE_PROMPTS = 32
-_CAPTURE_BYTES = 64 * 2**20  # a full forward of many long prompts would take this much for the scores alone
 _GAP_TOLERANCE = 1e4 * torch.finfo(torch.float32).eps  # relative to the size of the predictions
 
 
@@ -66,8 +63,7 @@ class Recorder:
         self.path, self.task, self.settings, self.seeds = path, task, settings, tuple(seeds)
         self.probes, self.tracker, self.digest = tuple(probes), tracker, digest
         generator = generator_for(seeds[0], "evaluation")
-        context, count = _capture_shape(task, models[0].cfg.n_heads)
-        self.capture = Capture(task, task.sample(count, generator=generator, context=context), gradients=gradients)
+        self.capture = Capture(task, fixed_prompts(task, models[0].cfg.n_heads, generator), gradients=gradients)
         self.evaluation = task.sample(evaluate, generator=generator) if evaluate else None
         scalars = ("loss", "engine_gap", *(("evaluation_loss",) if evaluate else ()))
         self.metrics, self.circuits = open_histories(
@@ -220,31 +216,8 @@ class Recorder:
         )
 
 
-def theory_lines(task: Task) -> dict[str, float]:
-    """What theory expects of a task: `optimal_step`, `best_loss`, `bayes_risk`; empty where it has no formula."""
-    if not is_isotropic(task) or task.n_out != 1:
-        return {}
-    variance = signal_variance(task)
-    noise = task.noise / variance
-    step = theory.optimal_step(task.d, task.context, noise)
-    return {
-        "optimal_step": step,
-        "best_loss": variance * theory.debiased_gd_risk(step, task.d, task.context, noise),
-        "bayes_risk": variance * theory.bayes_risk(task.d, task.context, noise),
-    }
-
-
 def config_digest(config: Mapping[str, Any]) -> str:
     """Of what determines a run; versions and paths are left out."""
     return hashlib.sha256(
         json.dumps({k: config[k] for k in ExperimentConfig.model_fields}, sort_keys=True).encode()
     ).hexdigest()
-
-
-def _capture_shape(task: Task, n_heads: int) -> tuple[int, int]:
-    """Context length and number of the fixed prompts: 32 of full length, fewer or shorter to bound the scores' memory."""
-    context = task.context
-    while 4 * n_heads * (context + 1) ** 2 * 8 > _CAPTURE_BYTES:
-        context //= 2
-    count = _CAPTURE_BYTES // (4 * n_heads * (context + 1) ** 2 * 4)
-    return context, int(min(_CAPTURE_PROMPTS, max(2, count)))

@@ -18,7 +18,7 @@ from ..errors import ConfigError, RunError
 from ..models import _tl as tl
 from ..models import resolve_coordinates
 from ..probes import PROBES
-from ..runs import SCHEMA_VERSION, Run, load_run
+from ..runs import SCHEMA_VERSION, Run, describe, load_run
 from ..tasks import Task
 from ..tracking import ConsoleTracker, NullTracker, Tracker, guarded
 from ..training import (
@@ -102,7 +102,7 @@ def train(
     config = ExperimentConfig.from_dict(
         {
             "task": task.to_dict(),
-            "model": _describe(models[0]),
+            "model": describe(models[0]),
             "training": {
                 "steps": steps,
                 "optimizer": optimizer,
@@ -347,14 +347,3 @@ def _git_revision() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-def _describe(model: HookedTransformer) -> dict[str, Any]:
-    """The `model` section of a config for a model in hand."""
-    cfg = model.cfg
-    return {
-        "n_heads": cfg.n_heads,
-        "n_layers": cfg.n_layers,
-        "d_head": cfg.d_head,
-        "scale": tl.attention_scale(model, 0),
-    }

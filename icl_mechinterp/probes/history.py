@@ -1,7 +1,8 @@
 """What a run keeps of every capture: two histories on disk, and the rows that go into them.
 
 `metrics` holds losses, omega, mu and share per head and the structural measurements; `circuits` holds KQ, OV and the
-attention on the fixed prompts. Training, imported weights and attached loops all write the same ones.
+attention on the fixed prompts. Training, imported weights and attached loops all write the same ones, and hold them
+against the same `theory_lines`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import theory
 from ..circuits import History, Snapshot
 from ..results import ProbeReport
-from .structure import NAMES
+from ..tasks import Task
+from .structure import NAMES, is_isotropic, signal_variance
 
 _PER_HEAD = ("omega", "mu", "share")
 _MATRICES = {"kq": ("layer", "head", "key", "query"), "ov": ("layer", "head", "out", "token")}
@@ -84,6 +87,20 @@ def circuits_row(snapshots: Sequence[Snapshot]) -> dict[str, np.ndarray]:
     }
     kept = {name: [value for value in values if value is not None] for name, values in found.items()}
     return {name: torch.stack(values).float().numpy() for name, values in kept.items() if values}
+
+
+def theory_lines(task: Task) -> dict[str, float]:
+    """What theory expects of a task: `optimal_step`, `best_loss`, `bayes_risk`; empty where it has no formula."""
+    if not is_isotropic(task) or task.n_out != 1:
+        return {}
+    variance = signal_variance(task)
+    noise = task.noise / variance
+    step = theory.optimal_step(task.d, task.context, noise)
+    return {
+        "optimal_step": step,
+        "best_loss": variance * theory.debiased_gd_risk(step, task.d, task.context, noise),
+        "bayes_risk": variance * theory.bayes_risk(task.d, task.context, noise),
+    }
 
 
 def _has_structure(report: ProbeReport) -> bool:

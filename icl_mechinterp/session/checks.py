@@ -8,10 +8,7 @@ from transformer_lens import HookedTransformer
 from ..errors import ConfigError, nearest
 from ..models import _tl as tl
 from ..probes import PROBES
-from ..tasks import Batch, Task, generator_for
-
-_PROMPTS = 32
-_BYTES = 64 * 2**20  # for the attention scores of a capture
+from ..tasks import Task
 
 
 def require_unlabelled(z: Any, task: Task) -> None:
@@ -71,12 +68,3 @@ def require_arguments(
                 f"there is no probe '{name}'; choose from {', '.join(PROBES)}.{nearest(str(name), PROBES)}",
                 field="probes",
             )
-
-
-def fixed_prompts(task: Task, model: HookedTransformer, seed: int) -> Batch:
-    """32 prompts of full length; fewer, or shorter ones, where their attention scores would fill the memory."""
-    context, n_heads = task.context, model.cfg.n_heads
-    while 4 * n_heads * (context + 1) ** 2 * 8 > _BYTES:
-        context //= 2
-    count = int(min(_PROMPTS, max(2, _BYTES // (4 * n_heads * (context + 1) ** 2 * 4))))
-    return task.sample(count, generator=generator_for(seed, "evaluation"), context=context)

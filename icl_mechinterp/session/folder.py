@@ -28,7 +28,7 @@ from ..errors import ConfigError, RunError
 from ..models import _tl as tl
 from ..probes.history import circuits_row, metrics_row, open_histories
 from ..results import ProbeReport
-from ..runs import SCHEMA_VERSION, build_model
+from ..runs import SCHEMA_VERSION, build_model, describe
 from ..tasks import Task
 from ..training import checkpoint as checkpoints
 from ..training import remove_leftovers, write_atomically
@@ -169,17 +169,6 @@ def attached_config(
             "torch": version("torch"),
             "python": platform.python_version(),
         },
-    }
-
-
-def describe(model: HookedTransformer) -> dict[str, Any]:
-    """The `model` section of a config for a model in hand."""
-    cfg = model.cfg
-    return {
-        "n_heads": cfg.n_heads,
-        "n_layers": cfg.n_layers,
-        "d_head": cfg.d_head,
-        "scale": tl.attention_scale(model, 0),
     }
 
 

@@ -20,19 +20,19 @@ from typing import Any
 import torch
 from transformer_lens import HookedTransformer
 
-from .. import theory
 from .._types import Checked, Predictions, Prompts
 from ..circuits import Snapshot
+from ..circuits.capture import fixed_prompts
 from ..errors import ModelError, RunError, UserError
 from ..models import Coordinates
 from ..probes import PROBES
 from ..probes.fidelity import circuit_gap, reason_more_than_circuits
-from ..probes.structure import signal_variance
+from ..probes.history import theory_lines
 from ..results import ProbeReport, ProbeResult
 from ..runs import Run, load_run
-from ..tasks import Batch, Task
+from ..tasks import Batch, Task, generator_for
 from ..tracking import NullTracker, Progress, Tracker, guarded
-from .checks import fixed_prompts, require_arguments, require_unlabelled, unwrapped
+from .checks import require_arguments, require_unlabelled, unwrapped
 from .evidence import full_report, weight_report
 from .folder import Folder, TemporaryFolder, attached_config, require_checkpointable, require_free
 from .losses import LossWindow
@@ -97,7 +97,8 @@ def attach(
     _require_free_model(model)
     if out is not None:
         require_free(Path(out))
-    batch = fixed_prompts(task, model, seed) if prompts is None else prompts
+    given = generator_for(seed, "evaluation")
+    batch = fixed_prompts(task, model.cfg.n_heads, given) if prompts is None else prompts
     require_unlabelled(batch[0], task)
     observer = Observer(model, task, batch, coordinates, predict)
     observer.rehearse()
@@ -371,13 +372,13 @@ class Session:
 
     def _progress(self, loss: float, report: ProbeReport) -> Progress:
         taken, elapsed = self.steps_taken - self._start, time.monotonic() - self._clock
-        best, optimal = _theory(self._observer.task)
+        lines = theory_lines(self._observer.task)
         return Progress(
             step=self.steps_taken,
             steps=self._steps or self.steps_taken,
             losses=(loss,),
-            best_loss=best,
-            optimal_step=optimal,
+            best_loss=lines.get("best_loss"),
+            optimal_step=lines.get("optimal_step"),
             heads=(report.heads,),
             steps_per_second=taken / elapsed if elapsed > 0 else 0.0,
         )
@@ -389,13 +390,3 @@ def _require_free_model(model: HookedTransformer) -> None:
             "this model is attached to a session that is still open. Leave that session's block (or call its close()) "
             "before you attach again."
         )
-
-
-def _theory(task: Task) -> tuple[float | None, float | None]:
-    """Best loss and optimal step, where theory has a formula."""
-    if getattr(task, "covariance", None) is not None or task.n_out != 1:
-        return None, None
-    variance = signal_variance(task)
-    noise = task.noise / variance
-    step = theory.optimal_step(task.d, task.context, noise)
-    return variance * theory.debiased_gd_risk(step, task.d, task.context, noise), step
