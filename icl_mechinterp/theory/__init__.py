@@ -9,6 +9,10 @@ Numbers in give a number out and arrays broadcast, always in float64. This packa
 trained model and these formulas is evidence, because nothing here was fitted to one.
 """
 
+from ._anisotropic import optimal_gd_preconditioner as optimal_gd_preconditioner
+from ._anisotropic import optimal_preconditioner as optimal_preconditioner
+from ._anisotropic import preconditioned_gd_risk as preconditioned_gd_risk
+from ._anisotropic import preconditioned_risk as preconditioned_risk
 from ._approximate_loss import approximate_loss as approximate_loss
 from ._approximate_loss import manifold_loss as manifold_loss
 from ._approximate_loss import single_head_optimum as single_head_optimum
