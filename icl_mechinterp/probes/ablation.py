@@ -24,15 +24,13 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float
-from transformer_lens import HookedTransformer
 
 from .._types import Predictions
-from ..circuits import Circuits
 from ..results import HeadLabel, HeadVerdict, Measurement, ProbeResult
 from ..tasks import Batch, Task, generator_for
 from .row import Outputs, Row
 from .statistics import CONFIDENCE, Estimate, Judge, judge_at, mean, ratio_of_means
-from .structure import is_isotropic, signal_variance
+from .structure import reason_without_theory, target_variance
 from .thresholds import THRESHOLDS, Thresholds
 
 Kind: TypeAlias = Literal["zero", "mean", "resample", "theory"]
@@ -51,7 +49,6 @@ Operation: TypeAlias = Literal[
 NAMES = ("keep_structure", "remove_diagonal_loss", "drop_dummies", "head_effect_gap")
 
 _EFFECT_KINDS: tuple[Kind, ...] = ("zero", "mean", "resample")
-_ANISOTROPIC = "the covariates have a covariance, and this measurement's reference is for isotropic ones"
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,8 @@ class Effect:
         predicted_loss: the loss of the idealised heads after the same intervention, on the same prompts.
         predicted_distance: their E(yhat' - yhat)^2, over the model's Var(yhat).
         loss_gap, loss_gap_stderr: |loss / predicted_loss - 1|, its error from paired prompts.
-        agrees: loss and distance are what the idealised heads say, within the default `head_effect_gap` (of the predicted loss; of
-            Var(yhat), or of the predicted distance when that is larger).
+        agrees: loss and distance are what the idealised heads say, within the default `head_effect_gap` (of
+            the predicted loss; of Var(yhat), or of the predicted distance when that is larger).
     """
 
     loss: float
@@ -194,8 +191,9 @@ def ablation(
         _drop_dummies(subject, surgeries["drop_dummies"], thresholds, judge),
         _head_effect_gap(subject, prompts, thresholds, judge),
     ]
-    if not is_isotropic(task):
-        measured = [m if m.name == "drop_dummies" else replace(m, passed=None, reason=_ANISOTROPIC) for m in measured]
+    reason = reason_without_theory(task)
+    if reason is not None:
+        measured = [m if m.name == "drop_dummies" else replace(m, passed=None, reason=reason) for m in measured]
     return ProbeResult("ablation", tuple(measured))
 
 
@@ -298,7 +296,9 @@ def _keep_structure(surgeries: dict[Operation, Surgery], prompts: int, bounds: T
     )
 
 
-def _remove_diagonal_loss(subject: Subject, surgery: Surgery, task: Task, bounds: Thresholds, judge: Judge) -> Measurement:
+def _remove_diagonal_loss(
+    subject: Subject, surgery: Surgery, task: Task, bounds: Thresholds, judge: Judge
+) -> Measurement:
     """Loss without KQ's diagonal; what it explains is estimated, E t^2 is known.
 
     E (t - yhat)^2 = E t^2 + E (yhat^2 - 2 t yhat), and yhat is nearly zero, so is the error; plain prompts would leave
@@ -307,7 +307,7 @@ def _remove_diagonal_loss(subject: Subject, surgery: Surgery, task: Task, bounds
     z, target = subject.batch
     yhat = operated(subject.row, surgery.kind, subject.heads).predict(z)
     change, stderr = mean_error(_flat(yhat.square() - 2 * target * yhat))
-    nothing = signal_variance(task) + task.noise
+    nothing = target_variance(task)
     return judge(
         "remove_diagonal_loss",
         nothing + change,

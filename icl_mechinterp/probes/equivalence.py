@@ -4,7 +4,11 @@ A distance is E(yhat - y_other)^2 / Var(yhat), on prompts drawn for the probe, l
 estimated with help from theory is the loss: the exact risk of debiased GD with the model's own step is a control
 variate, which takes most of the Monte-Carlo error away.
 
-Sources: predictors and risks, 2503.12734 sections 3.4 to 3.6.
+With a covariance Sigma the step is eta A*, A* the matrix of least risk (`theory.optimal_preconditioner`) and eta the number
+that fits the model best: gradient descent on queries A* x_q, which is how it is computed here. The one kernel compares
+keys with A* x_q too.
+
+Sources: predictors and risks, 2503.12734 sections 3.4 to 3.6; covariances, section 4.3.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,16 +18,12 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from scipy.optimize import minimize_scalar
-from transformer_lens import HookedTransformer
 
 from .. import theory
 from .._types import Predictions, Prompts
-from ..circuits import Circuits
-from ..models import reason_not_fused
-from ..models.fused import Collapsed, fused_prediction
 from ..results import HeadVerdict, Measurement, ProbeResult
 from ..tasks import Batch, Task, generator_for
-from .row import Row, forward_prediction
+from .row import Row
 from .statistics import (
     Context,
     Estimate,
@@ -44,7 +44,7 @@ from .statistics import (
     wants_prompts,
     with_labels,
 )
-from .structure import is_isotropic, signal_variance
+from .structure import is_isotropic, preconditioner, signal_variance, target_variance
 from .thresholds import THRESHOLDS, Thresholds
 
 Predictor: TypeAlias = Callable[[Prompts], Predictions]
@@ -52,12 +52,13 @@ Predictor: TypeAlias = Callable[[Prompts], Predictions]
 BUDGET, BUDGET_SAMPLED = 100_000, 20_000
 """Most prompts of a growing sample: for a model whose labels can be averaged over, and for one that is only asked."""
 
-_LOOKS = 3  # at a quarter, a half and all of the budget: with fewer prompts intervals of small distances cover too little
+_LOOKS = 3  # the first at a quarter of the budget: with fewer prompts intervals of small distances cover too little
 _CHUNK, _SCORES = 2048, 2**20  # prompts at a time; fewer where their attention scores would fill more than 8 MB
 _FIT_PROMPTS = 2000  # at most; a quarter of those that are measured, but 500, where a checkpoint looks quickly
 _SCAN_PROMPTS = 500  # enough to tell 25 kernels apart; the search around the best one uses all
 _ALTERNATIVES = ("gd", "ridge", "nadaraya_watson")
-_ROUNDING = 1e3 * float(np.finfo(np.float64).eps)  # of E yhat^2: a variance below it is what rounding leaves
+_ROUNDING = 1e3 * float(np.finfo(np.float64).eps)  # of E yhat^2: a variance below it is rounding of a constant
+_NOTHING = 1e-10  # of the loss: a variance below it is float32's rounding of large terms that cancel
 _CONSTANT = "the model predicts a constant: its variance is zero"
 _SEVERAL = "the task has several label slots, and the named algorithms predict one"
 
@@ -92,8 +93,11 @@ def equivalence(
     budget, looks = (prompts, 1) if prompts is not None else (BUDGET if law else BUDGET_SAMPLED, _LOOKS)
     size = min(_FIT_PROMPTS, max(_SCAN_PROMPTS, budget // 4))
     fit = task.sample(size, generator=generator_for(seed, "fit"), dtype=torch.float64)
-    step = float(sum(h.mu * h.omega for h in heads)) if heads else _fitted_step(predict, fit)
-    algorithms = _Algorithms(step, *fit_kernel(predict, fit, task), penalty=task.d * task.noise / signal_variance(task))
+    own = is_isotropic(task) and bool(heads)  # omega, a mean diagonal, is no step in units of A*
+    step = float(sum(h.mu * h.omega for h in heads)) if own else _fitted_step(predict, fit, task)
+    algorithms = _Algorithms(
+        step, *fit_kernel(predict, fit, task), penalty=task.d * task.noise / signal_variance(task), task=task
+    )
     half = Batch(fit.z[: size // 2], fit.target[: size // 2])
     control = _control_coefficient(_series(model, half, task, algorithms, law))
     generator = generator_for(seed, "probe")
@@ -108,7 +112,7 @@ def equivalence(
         sampled = _Sample(sample, quantile(confidence), {"prompts": drawn, "confidence": confidence, "step": step})
         return [
             _loss(sampled, control, task, step, thresholds),
-            *_distances(sampled, task, thresholds, algorithms),
+            *_distances(sampled, thresholds, algorithms),
             *_shifts(sampled, thresholds),
         ]
 
@@ -125,10 +129,10 @@ def fit_kernel(predict: Predictor, batch: Batch, task: Task) -> tuple[float, flo
 
     mu has a closed form given omega; omega is found by a scan over both signs and a bounded search around its best.
     """
-    prediction = predict(batch.z)
+    prediction, z = predict(batch.z), preconditioned(batch.z, task)
 
     def kernel(omega: float, prompts: int = len(prediction)) -> tuple[float, float]:
-        yhat, basis = prediction[:prompts], theory.nadaraya_watson(batch.z[:prompts], omega, 1.0)
+        yhat, basis = prediction[:prompts], theory.nadaraya_watson(z[:prompts], omega, 1.0)
         mu = float((basis * yhat).mean() / basis.square().mean())
         return float((yhat - mu * basis).square().mean()), mu
 
@@ -141,6 +145,16 @@ def fit_kernel(predict: Predictor, batch: Batch, task: Task) -> tuple[float, flo
     return omega, kernel(omega)[1]
 
 
+def preconditioned(z: Prompts, task: Task) -> Prompts:
+    """Prompts with the query A* x_q; the same prompts for isotropic covariates."""
+    matrix = preconditioner(task)
+    if matrix is None:
+        return z
+    moved = z.clone()
+    moved[:, -1, : task.d] = z[:, -1, : task.d] @ torch.from_numpy(matrix).to(z).mT
+    return moved
+
+
 class _Algorithms(NamedTuple):
     """The named algorithms with the parameters that suit the model."""
 
@@ -148,16 +162,22 @@ class _Algorithms(NamedTuple):
     omega: float
     mu: float
     penalty: float
+    task: Task
 
     def responses(self, z: Prompts, context: Context) -> dict[str, Response]:
+        moved = preconditioned(z, self.task)
         # beta has variance c^2/d per coordinate, so the Bayes predictor is ridge with penalty d sigma^2 / c^2
         weights = {
-            "debiased_gd": theory.debiased_gd.weights(z, self.step),
-            "gd": theory.gd.weights(z, self.step),
+            "debiased_gd": theory.debiased_gd.weights(moved, self.step),
+            "gd": theory.gd.weights(moved, self.step),
             "ridge": theory.ridge.weights(z, self.penalty),
-            "nadaraya_watson": theory.nadaraya_watson.weights(z, self.omega, self.mu),
+            "nadaraya_watson": theory.nadaraya_watson.weights(moved, self.omega, self.mu),
         }
         return {name: Response.linear(value, context) for name, value in weights.items()}
+
+    def gd(self, z: Prompts, context: Context) -> Response:
+        """Vanilla gradient descent alone."""
+        return Response.linear(theory.gd.weights(preconditioned(z, self.task), self.step), context)
 
 
 class _Sample(NamedTuple):
@@ -180,7 +200,8 @@ class _Sample(NamedTuple):
 
     @property
     def is_constant(self) -> bool:
-        return float(self.spread.mean()) <= _ROUNDING * float(self.series["second"].mean())
+        second, loss = float(self.series["second"].mean()), float(self.series["loss"].mean())
+        return float(self.spread.mean()) <= max(_ROUNDING * second, _NOTHING * loss)
 
     def ratio(self, name: str) -> Estimate:
         """E(square) / Var(yhat)."""
@@ -191,9 +212,7 @@ class _Sample(NamedTuple):
         return Measurement.judged(name, estimate.value, stderr=estimate.stderr, half_width=self.half_width, **rest)
 
 
-def _series(
-    model: Row | Predictor, batch: Batch, task: Task, algorithms: _Algorithms, law: LabelLaw | None
-) -> Series:
+def _series(model: Row | Predictor, batch: Batch, task: Task, algorithms: _Algorithms, law: LabelLaw | None) -> Series:
     """Per prompt and by name, with these averages: those of `compare`; `loss_debiased_gd`, the loss of debiased GD; and
     the squares of how model and vanilla GD move when covariates or labels of the context are shifted by one."""
     drawn = Context.of(batch, task)
@@ -219,10 +238,10 @@ def _series(
         series = {name: parts[0][name] + parts[1][name] for name in parts[0]}
     else:
         series = compared(batch.z, drawn)
-    before, gd = respond(batch.z, drawn), Response.linear(theory.gd.weights(batch.z, algorithms.step), drawn)
+    before, gd = respond(batch.z, drawn), algorithms.gd(batch.z, drawn)
     moved = batch.z.clone()
     moved[:, :-1, : task.d] += 1.0
-    gd_moved = Response.linear(theory.gd.weights(moved, algorithms.step), drawn)
+    gd_moved = algorithms.gd(moved, drawn)
     gd_lifted = Response.linear(gd.weights[:, :-1], drawn, gd.weights.sum(1))
     moves = {
         "shift_covariates": respond(moved, drawn) - before,
@@ -245,42 +264,39 @@ def _control_coefficient(series: Series) -> float:
 
 
 def _loss(sample: _Sample, coefficient: float, task: Task, step: float, bounds: Thresholds) -> Measurement:
-    """E(target - yhat)^2, with the exact risk of debiased GD as control variate where theory knows it."""
+    """E(target - yhat)^2, with the exact risk of debiased GD as control variate."""
     errors, control = sample.series["loss"], sample.series["loss_debiased_gd"]
-    if not is_isotropic(task):
+    if label_law(task) is None:
         value, stderr = mean(errors)
-        return Measurement("loss", value, stderr=stderr, detail=sample.detail)
+        reason = f"no best loss is known for a {type(task).__name__}"
+        return Measurement("loss", value, "y^2", stderr, required=True, reason=reason, detail=sample.detail)
     variance = signal_variance(task)
-    noise = task.noise / variance
+    noise, matrix = task.noise / variance, preconditioner(task)
+    optimal = 1.0 if matrix is not None else float(theory.optimal_step(task.d, task.context, noise))
+    bayes = {} if matrix is not None else {"bayes_risk": variance * theory.bayes_risk(task.d, task.context, noise)}
 
     def risk(eta: float) -> float:
-        return variance * float(theory.debiased_gd_risk(eta, task.d, task.context, noise))
+        if matrix is None:
+            return variance * float(theory.debiased_gd_risk(eta, task.d, task.context, noise))
+        return variance * theory.preconditioned_risk(eta * matrix, task.covariance, task.context, noise)  # pyright: ignore
 
     rest, stderr = mean(errors - coefficient * control)
-    best = risk(float(theory.optimal_step(task.d, task.context, noise)))
+    best = risk(optimal)
     return sample.judged(
         "loss",
         Estimate(rest + coefficient * risk(step), stderr),
-        threshold=best + bounds.excess_loss * (variance + task.noise - best),
+        threshold=best + bounds.excess_loss * (target_variance(task) - best),
         reference=best,
         unit="y^2",
-        detail={**sample.detail, "bayes_risk": variance * theory.bayes_risk(task.d, task.context, noise)},
+        detail={**sample.detail, **bayes},
     )
 
 
-def _distances(sample: _Sample, task: Task, bounds: Thresholds, algorithms: _Algorithms) -> list[Measurement]:
+def _distances(sample: _Sample, bounds: Thresholds, algorithms: _Algorithms) -> list[Measurement]:
     """Distance to debiased GD against its bound; each alternative must be farther away, by a paired interval."""
     if sample.is_constant:
         return [Measurement.undecided(f"distance_{name}", _CONSTANT) for name in ("debiased_gd", *_ALTERNATIVES)]
     detail = {**sample.detail, "kernel_omega": algorithms.omega, "kernel_mu": algorithms.mu}
-    if not is_isotropic(task):
-        # The values stay useful, but a model that preconditions would be called wrong by a step that is one number.
-        reason = "the covariates have a covariance, and gradient descent with a step that is one number is no reference"
-        return [
-            Measurement(name, value, "Var(yhat)", stderr, required=True, reason=reason, detail=detail)
-            for name in (f"distance_{algorithm}" for algorithm in ("debiased_gd", *_ALTERNATIVES))
-            for value, stderr in [sample.ratio(name)]
-        ]
     nearest, bound = sample.ratio("distance_debiased_gd"), bounds.distance_debiased_gd
     rest = {"unit": "Var(yhat)", "detail": detail}
     measured = [sample.judged("distance_debiased_gd", nearest, threshold=bound, reference=0.0, **rest)]
@@ -324,9 +340,10 @@ def _undecided(reason: str) -> ProbeResult:
     return ProbeResult("equivalence", tuple(measured))
 
 
-def _fitted_step(predict: Predictor, batch: Batch) -> float:
-    basis = theory.debiased_gd(batch.z, 1.0)
-    return float((basis * predict(batch.z)).mean() / basis.square().mean())
+def _fitted_step(predict: Predictor, batch: Batch, task: Task) -> float:
+    basis = theory.debiased_gd(preconditioned(batch.z, task), 1.0)
+    square = float(basis.square().mean())
+    return float((basis * predict(batch.z)).mean()) / square if square > 0 else 0.0
 
 
 def _batches(task: Task, prompts: int, generator: torch.Generator, *, n_heads: int) -> Iterator[Batch]:

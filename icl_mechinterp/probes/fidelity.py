@@ -18,6 +18,7 @@ from ..models.fused import Collapsed, fused_prediction
 from ..results import ProbeResult
 from .thresholds import THRESHOLDS, Thresholds
 
+_NOTHING = 1e-10  # of the labels' size squared: rounding of a model that predicts next to nothing
 _UNEXPLAINED = 1e-3  # share of the variance of an embedding
 
 
@@ -34,7 +35,8 @@ def circuit_gap(prediction: Predictions, circuits: Circuits, z: Prompts) -> floa
     yhat = prediction.double()
     missed = float((yhat - circuit_prediction(circuits, z)).square().mean())
     variance = float(yhat.var(correction=0))
-    if missed <= torch.finfo(torch.float32).eps ** 2:  # rounding of a model that predicts next to nothing
+    labels = float(z[:, :-1, circuits.d :].double().square().mean())
+    if missed <= _NOTHING * labels:
         return 0.0
     return missed / variance if variance > 0 else float("inf")
 

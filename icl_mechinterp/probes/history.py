@@ -16,7 +16,7 @@ from .. import theory
 from ..circuits import History, Snapshot
 from ..results import ProbeReport
 from ..tasks import Task
-from .structure import NAMES, is_isotropic, signal_variance
+from .structure import NAMES, reason_without_theory, signal_variance
 
 _PER_HEAD = ("omega", "mu", "share")
 _MATRICES = {"kq": ("layer", "head", "key", "query"), "ov": ("layer", "head", "out", "token")}
@@ -91,7 +91,7 @@ def circuits_row(snapshots: Sequence[Snapshot]) -> dict[str, np.ndarray]:
 
 def theory_lines(task: Task) -> dict[str, float]:
     """What theory expects of a task: `optimal_step`, `best_loss`, `bayes_risk`; empty where it has no formula."""
-    if not is_isotropic(task) or task.n_out != 1:
+    if reason_without_theory(task) is not None or task.n_out != 1:
         return {}
     variance = signal_variance(task)
     noise = task.noise / variance

@@ -40,11 +40,11 @@ from .._types import Checked, Predictions, Prompts, Tensor
 from ..circuits import Circuits
 from ..circuits.capture import recorded
 from ..errors import ConfigError, ModelError
-from ..models import _tl as tl
 from ..models import Coordinates, reason_not_fused
+from ..models import _tl as tl
 from ..results import HeadVerdict, Measurement, ProbeResult
 from ..tasks import Batch, Task, generator_for
-from .equivalence import fit_kernel
+from .equivalence import fit_kernel, preconditioned
 from .row import Row, attend, forward_prediction, require_same_as_model
 from .statistics import (
     CONFIDENCE,
@@ -77,6 +77,7 @@ PARTS = ("query", "keys", "values")
 _PROMPTS = 20_000
 _FIT_PROMPTS = 2000
 _CHUNK = 1024  # prompts at a time
+_LOOSEST = 0.05  # of the predictions' size, where the weights have few digits
 _CHECK_PROMPTS = 16
 _ROUNDING = 1e4 * float(np.finfo(np.float64).eps)  # what rounding leaves of a zero, relative to what was subtracted
 
@@ -141,7 +142,10 @@ def low_level(
         context, query = batch.z[: _CHECK_PROMPTS // 2], batch.z[_CHECK_PROMPTS // 2 :]
         moved = [level.run(query, context, context) for level in (by_hooks, by_inputs)]
         size = float(moved[1].square().mean().sqrt())
-        if float((moved[0] - moved[1]).abs().max()) <= 1e4 * torch.finfo(next(model.parameters()).dtype).eps * size:
+        if (
+            float((moved[0] - moved[1]).abs().max())
+            <= min(1e4 * torch.finfo(next(model.parameters()).dtype).eps, _LOOSEST) * size
+        ):
             return by_hooks
     return by_inputs
 
@@ -203,7 +207,8 @@ def _replaced_by(replacement: Tensor) -> Callable[..., Tensor]:
 def candidates(low: LowLevel, heads: Sequence[HeadVerdict], task: Task, *, seed: int) -> tuple[HighLevel, ...]:
     """The named algorithms, with the parameters that suit the model best; found on other prompts than the probe's.
 
-    Steps are the model's own, sum mu omega, where its circuits are the model; else those that fit its predictions.
+    Steps are the model's own, sum mu omega, where its circuits are the model; else those that fit its predictions. With
+    a covariance they are in units of A*, and the kernel compares keys with A* x_q (see `equivalence`).
     """
     batch = task.sample(_FIT_PROMPTS, generator=generator_for(seed, "fit"), dtype=torch.float64)
     yhat = low.run(batch.z, batch.z, batch.z)
@@ -212,26 +217,27 @@ def candidates(low: LowLevel, heads: Sequence[HeadVerdict], task: Task, *, seed:
         square = float(unit.square().mean())
         return float((unit * yhat).mean()) / square if square > 0 else 0.0
 
-    own = sum(h.mu * h.omega for h in heads) if heads and low.level == "circuits" else None
+    unit = preconditioned(batch.z, task)
+    own = sum(h.mu * h.omega for h in heads) if heads and low.level == "circuits" and is_isotropic(task) else None
     debiased, vanilla = (
-        float(own) if own is not None else fitted(unit)
-        for unit in (theory.debiased_gd(batch.z, 1.0), theory.gd(batch.z, 1.0))
+        float(own) if own is not None else fitted(answer)
+        for answer in (theory.debiased_gd(unit, 1.0), theory.gd(unit, 1.0))
     )
     omega, mu = fit_kernel(lambda z: low.run(z, z, z), batch, task)
     penalty = task.d * task.noise / getattr(task, "coefficient_scale", 1.0) ** 2
     level = fitted(theory.nadaraya_watson(batch.z, 0.0, 1.0))  # a kernel of scale zero averages the labels
     return (
-        HighLevel("debiased_gd", lambda z: theory.debiased_gd.weights(z, debiased), {"step": debiased}),
-        HighLevel("gd", lambda z: theory.gd.weights(z, vanilla), {"step": vanilla}),
+        HighLevel(
+            "debiased_gd", lambda z: theory.debiased_gd.weights(preconditioned(z, task), debiased), {"step": debiased}
+        ),
+        HighLevel("gd", lambda z: theory.gd.weights(preconditioned(z, task), vanilla), {"step": vanilla}),
         HighLevel("ridge", lambda z: theory.ridge.weights(z, penalty), {"penalty": penalty}),
         HighLevel(
             "nadaraya_watson",
-            lambda z: theory.nadaraya_watson.weights(z, omega, mu),
+            lambda z: theory.nadaraya_watson.weights(preconditioned(z, task), omega, mu),
             {"kernel_omega": omega, "kernel_mu": mu},
         ),
-        HighLevel(
-            "mean_of_labels", lambda z: theory.nadaraya_watson.weights(z, 0.0, level), {"coefficient": level}
-        ),
+        HighLevel("mean_of_labels", lambda z: theory.nadaraya_watson.weights(z, 0.0, level), {"coefficient": level}),
     )
 
 
@@ -250,8 +256,8 @@ def interchange(
 ) -> ProbeResult:
     """Scores of every named algorithm under interchange, and where the debiasing lives.
 
-    The score of debiased GD is held against `thresholds.interchange`; every other algorithm passes when its score is lower by a
-    paired interval. Which algorithm the model realises stands in each detail (see `realised_algorithm`).
+    The score of debiased GD is held against `thresholds.interchange`; every other algorithm passes when its score is
+    lower by a paired interval. Which algorithm the model realises stands in each detail (see `realised_algorithm`).
 
     Args:
         low: the model, from `low_level`, `row_level` or `input_level`.
@@ -274,16 +280,15 @@ def interchange(
     if any(_is_constant(sample, part) for part in PARTS):
         return _undecided("the model predicts a constant: its variance is zero")
     scores = {algorithm.name: _score(sample, algorithm.name) for algorithm in high}
-    reason = None
-    if not is_isotropic(task):
-        reason = "the covariates have a covariance, and gradient descent with a step that is one number is no reference"
     detail = {
         "prompts": prompts,
         "level": low.level,
-        "realised": "undecided" if reason else _realised(scores, thresholds.interchange, confidence),
+        "realised": _realised(scores, thresholds.interchange, confidence),
     }
-    measured = [_measured(algorithm, scores, thresholds.interchange, reason, detail, confidence) for algorithm in high]
-    return ProbeResult("interchange", (*measured, _normaliser(sample, thresholds.normaliser, low, reason, judge_at(confidence))))
+    measured = [_measured(algorithm, scores, thresholds.interchange, detail, confidence) for algorithm in high]
+    return ProbeResult(
+        "interchange", (*measured, _normaliser(sample, thresholds.normaliser, low, judge_at(confidence)))
+    )
 
 
 def realised_algorithm(result: ProbeResult) -> str:
@@ -331,7 +336,9 @@ def _is_constant(sample: Series, part: str) -> bool:
 
 def _lower(score: _Score, than: _Score, confidence: float) -> bool | None:
     """Whether a score is lower than another, by a paired interval; `None` when the interval cannot tell."""
-    difference = interval(mean(than.influence - score.influence + than.estimate.value - score.estimate.value), confidence=confidence)
+    difference = interval(
+        mean(than.influence - score.influence + than.estimate.value - score.estimate.value), confidence=confidence
+    )
     return None if not difference.excludes(0.0) else difference.low > 0
 
 
@@ -346,14 +353,11 @@ def _measured(
     algorithm: HighLevel,
     scores: Mapping[str, _Score],
     bound: float,
-    reason: str | None,
     detail: Mapping[str, object],
     confidence: float,
 ) -> Measurement:
     name, (estimate, _, parts) = f"interchange_{algorithm.name}", scores[algorithm.name]
     detail = {**detail, **algorithm.parameters, "parts": parts}
-    if reason is not None:
-        return Measurement(name, estimate.value, stderr=estimate.stderr, required=True, reason=reason, detail=detail)
     if algorithm.name == "debiased_gd":
         return judge_at(confidence)(
             name, estimate.value, stderr=estimate.stderr, threshold=bound, rule=">", reference=1.0, detail=detail
@@ -373,7 +377,7 @@ def _measured(
     )
 
 
-def _normaliser(sample: Series, bound: float, low: LowLevel, reason: str | None, judge: Judge) -> Measurement:
+def _normaliser(sample: Series, bound: float, low: LowLevel, judge: Judge) -> Measurement:
     name, rest = "normaliser", {"threshold": bound, "rule": ">"}
     if low.row is None:
         why = f"the model is taken apart at its {low.level}, where no softmax denominator is known"
@@ -385,8 +389,6 @@ def _normaliser(sample: Series, bound: float, low: LowLevel, reason: str | None,
         )
     gap = ratio_of_means(sample["normaliser/gap"], sample["normaliser/change"])
     value = 1 - gap.value
-    if reason is not None:
-        return Measurement(name, value, stderr=gap.stderr, required=True, reason=reason)
     return judge(name, value, stderr=gap.stderr, reference=1.0, **rest)
 
 
@@ -426,7 +428,7 @@ def _series(
     if low.row is not None:
         step = next(a for a in high if a.name == "debiased_gd").parameters["step"]
         change = normaliser_change(low.row, one.z, two.z, one.context)
-        predicted = Response.linear(_centring_change(one.z, two.z, step, task.d), one.context)
+        predicted = Response.linear(_centring_change(preconditioned(one.z, task), two.z, step, task.d), one.context)
         if not _integrates(low, law):
             change, predicted = change.plain(one.context), predicted.plain(one.context)
         for name, response in (("change", change), ("gap", change - predicted)):

@@ -27,11 +27,9 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Bool, Float
-from transformer_lens import HookedTransformer
 
 from .. import theory
 from .._types import Checked, Predictions, Prompts, Targets
-from ..circuits import Circuits
 from ..errors import ConfigError
 from ..models.fused import Collapsed, fused_prediction
 from ..results import HeadVerdict, Measurement, ProbeResult
@@ -430,16 +428,17 @@ def _head_loss_share(subject: Subject, bounds: Thresholds, judge: Judge, *, anis
     judged is whether (omega, mu) explain them.
     """
     target = subject.batch.target
-    shares, stderrs, deviations = [], [], []
+    shares, stderrs, deviations, resolved = [], [], [], True
     for outputs in (subject.outputs, subject.ideal_outputs):
         parts = (outputs * (2 * target - outputs.sum(1))[:, None]).sum(2)
         explained = parts.sum(1)
-        if not (_is_resolved(explained) and float(explained.mean()) > 0):
+        if float(explained.mean()) <= 0:
             return Measurement.undecided(
                 "head_loss_share",
                 "the heads explain none of the targets' variance, so there is nothing to share",
                 threshold=bounds.head_loss_share,
             )
+        resolved &= _is_resolved(explained)
         share = parts.mean(0) / explained.mean()
         deviation = (parts - share * explained[:, None]) / explained.mean()  # delta method
         shares.append(share)
@@ -458,8 +457,16 @@ def _head_loss_share(subject: Subject, bounds: Thresholds, judge: Judge, *, anis
         stderr=float(gap_stderr[worst]),
         threshold=bounds.head_loss_share,
         reference=0.0,
-        detail={"prompts": len(target), "sum": float(shares[0].sum()), "worst_head": subject.heads[worst].name, "per_head": per_head},
+        detail={
+            "prompts": len(target),
+            "sum": float(shares[0].sum()),
+            "worst_head": subject.heads[worst].name,
+            "per_head": per_head,
+        },
     )
+    if not resolved:
+        why = "what the heads explain is not told apart from nothing: draw more prompts"
+        measured = replace(measured, passed=None, reason=why)
     return replace(measured, passed=None, reason=_ANISOTROPIC) if anisotropic else measured
 
 

@@ -1,10 +1,11 @@
 """Asks a model every question and puts the answers into one report."""
 
 from collections.abc import Callable, Sequence
+
 import torch
 from transformer_lens import HookedTransformer
 
-from .._types import Checked
+from .._types import Checked, Predictions, Prompts
 from ..circuits import Circuits, circuits
 from ..errors import ConfigError, ModelError, nearest
 from ..models import Coordinates
@@ -51,9 +52,9 @@ def probe(
         model: a `HookedTransformer`; its parameters, hooks and the global random state are left alone.
         task: what it was trained on.
         seed: of the prompts on which it is evaluated; the same seed gives the same report.
-        prompts: how many for `equivalence` (the interventions draw their own, from 2,000 to 8,000, and from 20,000 to
-            80,000 for interchange, an eighth of that where it needs full forward passes); by default the sample grows until every measurement is decided, from 25,000
-            to 100,000, and from 5,000 to 20,000 for models that need their full forward pass.
+        prompts: how many for `equivalence`; by default the sample grows until every measurement is decided, from 25,000
+            to 100,000, and from 5,000 to 20,000 for models that need their full forward pass. Interventions draw their
+            own: 2,000 to 8,000, and 20,000 to 80,000 for interchange (2,500 to 10,000 by forward passes).
         probes: which questions to ask, of `PROBES`.
         thresholds: bounds that decide; the defaults are calibrated on planted models.
         coordinates: where the task's coordinates are in the residual stream of a model with its own embedding.
@@ -62,11 +63,13 @@ def probe(
         ProbeReport; `report.passed` says whether the model is debiased gradient descent, `report.verdict` what it is.
 
     Raises:
-        ModelError: not a `HookedTransformer`, of another width than the task's tokens, or with weights that are not
-            finite.
-        ConfigError: an unknown probe, or fewer than 2 prompts.
+        ModelError: not a `HookedTransformer`, of another width than the task's tokens, with weights or predictions that
+            are not finite, or with a forward pass that fails.
+        ConfigError: no probe or an unknown one, or fewer than 2 prompts.
     """
     model = tl.require_hooked_transformer(model)
+    if not probes:
+        raise ConfigError(f"probes is empty; choose from {', '.join(PROBES)}.", field="probes")
     for name in probes:
         if name not in PROBES:
             raise ConfigError(
@@ -76,11 +79,11 @@ def probe(
     if prompts is not None and (isinstance(prompts, bool) or not isinstance(prompts, int) or prompts < 2):
         raise ConfigError(f"prompts must be a whole number of at least 2; got {prompts!r}.", field="prompts")
     heads = classify(found, thresholds)
-    low = low_level(model, found, task, coordinates)
     few = task.sample(_COMPARED, generator=generator_for(0, "fit"), dtype=torch.float64).z
-    gap = circuit_gap(forward_prediction(model, few, coordinates), found, few)
+    gap = circuit_gap(_own_prediction(model, few, coordinates), found, few)
     reason = reason_more_than_circuits(model, found, gap, coordinates, thresholds)
 
+    low = low_level(model, found, task, coordinates)
     asked = questions(
         found,
         heads,
@@ -95,6 +98,23 @@ def probe(
     )
     results = [ask() for name, ask in asked.items() if name in probes]
     return _report(found, heads, results, task, seed, thresholds)
+
+
+def _own_prediction(model: HookedTransformer, z: Prompts, coordinates: Coordinates | None) -> Predictions:
+    """Of the model's forward; one that fails or gives no numbers is refused, for nothing could be said of the model."""
+    try:
+        prediction = forward_prediction(model, z, coordinates)
+    except Exception as error:
+        raise ModelError(
+            f"the model's own forward pass fails on prompts {tuple(z.shape)} ({type(error).__name__}: {error}). Call it "
+            "as model(z, start_at_layer=0) to see where, and mend it or its hooks."
+        ) from error
+    if not bool(prediction.isfinite().all()):
+        raise ModelError(
+            "the model's own forward pass predicts a NaN or an infinity though its weights are finite: a hook of it does "
+            "that. Remove that hook."
+        )
+    return prediction
 
 
 def questions(
@@ -163,7 +183,12 @@ def _finite(found: Circuits) -> Circuits:
 
 
 def _report(
-    found: Circuits, heads: tuple[HeadVerdict, ...], results: Sequence[ProbeResult], task: Task, seed: int, thresholds: Thresholds
+    found: Circuits,
+    heads: tuple[HeadVerdict, ...],
+    results: Sequence[ProbeResult],
+    task: Task,
+    seed: int,
+    thresholds: Thresholds,
 ) -> ProbeReport:
     verdict = conclude(heads, results, thresholds)
     return ProbeReport(

@@ -28,6 +28,7 @@ Values = Float[torch.Tensor, "batch head key_pos out"]
 Outputs = Float[torch.Tensor, "batch head out"]
 
 _TOLERANCE = 1e4  # in units of the model's machine epsilon, relative to the size of its predictions
+_FLOOR = 1e-3  # of the labels' size: predictions are compared relative to this where they are smaller
 _COMPARED = 32  # prompts on which row and model are held against each other
 _BYTES = 64 * 2**20
 _CHUNK = 256  # prompts at a time: scores and values of four heads at L = 40 stay in the cache
@@ -134,15 +135,33 @@ def require_same_as_model(
     reason = reason_not_fused(model)
     if reason is not None:
         raise ModelError(f"interventions on the query's row need a one-layer attention-only model; {reason}.")
-    parameter = next(model.parameters())
+    dtype = next(model.parameters()).dtype
+    eps = torch.finfo(dtype).eps
+    if eps > torch.finfo(torch.float32).eps:
+        raise ModelError(
+            f"the weights are {str(dtype).removeprefix('torch.')}, with too few digits to hold the circuits against the "
+            "model's own forward pass. Probe it in float32: model.float()."
+        )
     hooked = forward_prediction(model, z, coordinates)
-    size = float(hooked.square().mean().sqrt()) or 1.0
-    gap = float((row.predict(z.to(parameter.dtype).double()) - hooked).abs().max()) / size
-    if gap > _TOLERANCE * torch.finfo(parameter.dtype).eps:
+    labels = z[:, :-1, row.d :]
+    # the floor is for models that predict next to nothing: rounding, which is relative to the labels, is no difference
+    size = max(float(hooked.square().mean().sqrt()), _FLOOR * float(labels.square().mean().sqrt())) or 1.0
+    gap = float((row.predict(z.to(dtype).double()) - hooked).abs().max()) / size
+    if not gap <= _TOLERANCE * eps:  # also where it is not a number
         raise ModelError(
             f"the model predicts something else than its circuits do (by {gap:.2g} of the predictions' size): a hook "
             "changes its forward pass. Remove that hook, or probe the model without the causal probes."
         )
+
+
+def not_one_layer_one_label(circuits: Circuits) -> str:
+    """Why heads have no taxonomy, and no theory that they could be held against."""
+    layers = "" if circuits.n_layers == 1 else f"{circuits.n_layers} layers"
+    labels = "" if circuits.ov.shape[-2] == 1 else f"{circuits.ov.shape[-2]} label slots"
+    return (
+        f"the model has {' and '.join(filter(None, (layers, labels)))}; this is asked of one-layer models with one label, "
+        "whose heads read the context labels directly"
+    )
 
 
 def row_or_reason(
@@ -162,10 +181,7 @@ def row_or_reason(
         coordinates: of a model with its own embedding.
     """
     if not heads:
-        return (
-            f"the model has {circuits.n_layers} layers and {circuits.ov.shape[-2]} label slot(s); interventions are "
-            "held against theory for one-layer models with one label, whose heads read the context labels directly"
-        )
+        return not_one_layer_one_label(circuits)
     row = Row.of(circuits)
     try:
         require_same_as_model(row, model, prompts[:_COMPARED], coordinates)

@@ -39,8 +39,8 @@ import torch
 from jaxtyping import Float
 from scipy.special import ndtri
 
-from .._types import Prompts, Tensor
 from .. import theory
+from .._types import Prompts, Tensor
 from ..errors import ConfigError
 from ..results import Measurement, ProbeResult
 from ..tasks import Batch, LinearRegression, Task
@@ -73,8 +73,8 @@ class LabelLaw(NamedTuple):
 
 
 def label_law(task: Task) -> LabelLaw | None:
-    """The law of a task's labels, or `None` where it is not one Gaussian linear function."""
-    if not isinstance(task, LinearRegression):
+    """The law of a task's labels, or `None` where it is not known to be one Gaussian linear function."""
+    if not isinstance(task, LinearRegression) or type(task).sample is not LinearRegression.sample:
         return None
     return LabelLaw(task.coefficient_scale**2 / task.d, task.noise)
 

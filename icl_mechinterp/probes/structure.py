@@ -18,6 +18,8 @@ from .. import theory
 from ..circuits import Circuits
 from ..results import HeadVerdict, Measurement, ProbeResult
 from ..tasks import Task
+from .row import not_one_layer_one_label
+from .statistics import label_law
 from .taxonomy import head_diagonals, label_outputs
 from .thresholds import THRESHOLDS, Thresholds
 
@@ -33,7 +35,8 @@ NAMES = (
     "effective_step_gap",
     "manifold_gap",
 )
-_ISOTROPIC_ONLY = ("off_diagonal_energy", "within_head_spread", "effective_step_gap", "manifold_gap")
+_OF_THEORY = ("effective_step_gap", "manifold_gap")
+_ISOTROPIC_ONLY = ("off_diagonal_energy", "within_head_spread", *_OF_THEORY)
 
 
 def structure(
@@ -48,15 +51,13 @@ def structure(
         thresholds: bounds that decide.
     """
     if not heads:
-        reason = (
-            f"the model has {circuits.n_layers} layers and {circuits.ov.shape[-2]} label slot(s); the structure is asked "
-            "of one-layer models with one label, whose heads read the context labels directly"
-        )
+        reason = not_one_layer_one_label(circuits)
         return ProbeResult("structure", tuple(Measurement.undecided(name, reason) for name in NAMES))
     measurements = {m.name: m for m in (*_per_head(circuits, heads, thresholds), *_sums(heads, task, thresholds))}
-    if not is_isotropic(task):
-        reason = "the covariates have a covariance, and this measurement's reference is for isotropic ones"
-        measurements |= {name: Measurement.undecided(name, reason) for name in _ISOTROPIC_ONLY}
+    reason = reason_without_theory(task)
+    if reason is not None:
+        without = _OF_THEORY if is_isotropic(task) else _ISOTROPIC_ONLY
+        measurements |= {name: Measurement.undecided(name, reason) for name in without}
     return ProbeResult("structure", tuple(measurements[name] for name in NAMES))
 
 
@@ -126,7 +127,7 @@ def _sums(heads: Sequence[HeadVerdict], task: Task, bounds: Thresholds) -> list[
             reference=0.0,
             detail={"sum": float(mus.sum()), "total": total},
         ),
-        Measurement("effective_step", step, reference=optimal),
+        Measurement("effective_step", step, reference=optimal if reason_without_theory(task) is None else None),
         Measurement.judged(
             "effective_step_gap", abs(step / optimal - 1), threshold=bounds.effective_step_gap, reference=0.0
         ),
@@ -156,6 +157,30 @@ def mean_scale(heads: Sequence[HeadVerdict]) -> float:
 def is_isotropic(task: Task) -> bool:
     """Whether the covariates have no covariance of their own, as the formulas of a step that is one number ask."""
     return getattr(task, "covariance", None) is None
+
+
+def reason_without_theory(task: Task) -> str | None:
+    """Why the references of isotropic linear regression say nothing about a task, or `None` where they do."""
+    if label_law(task) is None:
+        return f"its reference is known for Gaussian linear regression, and this task is a {type(task).__name__}"
+    if not is_isotropic(task):
+        return "the covariates have a covariance, and this measurement's reference is for isotropic ones"
+    return None
+
+
+def target_variance(task: Task) -> float:
+    """E t^2 = c^2 tr(Sigma)/d + sigma^2, the loss of predicting zero."""
+    covariance = getattr(task, "covariance", None)
+    mean_variance = 1.0 if covariance is None else float(np.trace(np.asarray(covariance))) / task.d
+    return signal_variance(task) * mean_variance + task.noise
+
+
+def preconditioner(task: Task) -> Float[np.ndarray, "d d"] | None:
+    """A*, the best matrix step of debiased GD for covariates with a covariance; `None` where it is a number times I."""
+    covariance = getattr(task, "covariance", None)
+    if covariance is None:
+        return None
+    return theory.optimal_preconditioner(covariance, task.context, task.noise / signal_variance(task))
 
 
 def signal_variance(task: Task) -> float:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from ..results import HeadVerdict, Measurement, ProbeResult
 from .thresholds import Thresholds
 
-
 KINDS = {
     "structure": ("structure",),
     "function": ("equivalence",),
@@ -52,13 +51,17 @@ def _conclusion(
     thresholds: Thresholds,
 ) -> tuple[str, str]:
     evidence = _evidence(heads, measured)
-    if "distance_debiased_gd" not in measured:  # weights alone, between two full probes of a training run
-        state = (
-            "has the structure of debiased gradient descent"
-            if not failed and not undecided
-            else _failures(failed, undecided)
-        )
-        return "undecided", f"By its weights alone this model {state}{evidence}."
+    holds = {kind: _kind_status(results, probes) for kind, probes in KINDS.items()}
+    if "distance_debiased_gd" not in measured:  # between two full probes of a training run, or on request
+        asked = [kind for kind, status in holds.items() if status != "not asked"]
+        names = {
+            "structure": "has the structure of debiased gradient descent",
+            "cause": "reacts to interventions like it",
+        }
+        good = " and ".join(names[kind] for kind in asked)
+        state = good if not failed and not undecided else _failures(failed, undecided)
+        where = "By its weights alone" if asked == ["structure"] else "Undecided, for its function was not asked:"
+        return "undecided", f"{where} this model {state}{evidence}."
     if not failed and not undecided:
         return "debiased gradient descent", f"This model is debiased gradient descent{evidence}."
     if _is_kernel(measured, thresholds):
@@ -71,7 +74,6 @@ def _conclusion(
         )
     if not failed:
         return "undecided", f"Undecided: this model {_failures(failed, undecided)}{evidence}."
-    holds = {kind: _kind_status(results, probes) for kind, probes in KINDS.items()}
     rest = f"it {_failures(failed, undecided)}{evidence}."
     if holds["function"] == "passed":
         doubts = {"structure": "not with the structure of the theory", "cause": "interventions contradict it"}
@@ -79,7 +81,11 @@ def _conclusion(
         return "debiased gradient descent", f"This model computes debiased gradient descent, but {but}: {rest}"
     right = {"structure": "has the structure of debiased gradient descent", "cause": "reacts to interventions like it"}
     yet = " and ".join(text for kind, text in right.items() if holds[kind] == "passed")
-    lead = f"{yet}, but does not compute it" if yet and holds["function"] == "failed" else "is not debiased gradient descent"
+    lead = (
+        f"{yet}, but does not compute it"
+        if yet and holds["function"] == "failed"
+        else "is not debiased gradient descent"
+    )
     return "none", f"This model {lead}: {rest}"
 
 
@@ -110,7 +116,7 @@ def _evidence(heads: Sequence[HeadVerdict], measured: dict[str, Measurement]) ->
         ]
         parts.append(f"{len(heads)} head{'s' * (len(heads) > 1)}: {', '.join(counts)}")
     step = measured.get("effective_step")
-    if step is not None and step.value is not None:
+    if step is not None and step.value is not None and step.reference is not None:
         parts.append(f"effective step {step.value:.3f}, theory {step.reference:.3f}")
     for name, text in (("distance_debiased_gd", "distance to debiased GD"), ("loss", "loss")):
         if name in measured and measured[name].value is not None:

@@ -10,7 +10,7 @@ from ..probes import THRESHOLDS, classify, structure
 from ..probes.fidelity import deciding_nothing
 from ..probes.interchange import input_level, row_level
 from ..probes.report import questions
-from ..probes.row import Row, affordable
+from ..probes.row import Row, affordable, not_one_layer_one_label
 from ..probes.verdict import conclude
 from ..results import HeadVerdict, ProbeReport, ProbeResult
 from ..tasks import Task
@@ -49,11 +49,11 @@ def full_report(
         prompts: how many; by default as many as `probe` takes.
     """
     found, heads = snapshot.circuits, classify(snapshot.circuits)
-    if found.n_layers == 1 and reason is None:
+    if heads and reason is None:
         row = model = Row.of(found)
         low = row_level(row)
     else:
-        row = reason or f"the model has {found.n_layers} layers; interventions are held against theory for one"
+        row = reason or not_one_layer_one_label(found)
         model = _in_chunks(predict, found.n_heads)
         low = input_level(model, task.d)
     asked = questions(found, heads, task, model=model, low=low, row=row, reason=reason, prompts=prompts, seed=0)

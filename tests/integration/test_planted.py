@@ -15,6 +15,7 @@ import torch
 from torch.testing import assert_close
 
 import icl_mechinterp as icl
+from icl_mechinterp import theory
 from icl_mechinterp.errors import ModelError
 from icl_mechinterp.probes import CAUSAL_PROBES, CHECKPOINT_PROBES
 from icl_mechinterp.results import ProbeReport
@@ -469,20 +470,31 @@ def test_a_model_of_zeros_has_undecided_distances():
 def test_a_task_with_a_covariance_leaves_isotropic_questions_undecided():
     covariance = [[0.5 ** abs(i - j) for j in range(5)] for i in range(5)]
     task = LinearRegression(5, 40, 0.1, covariance=covariance)
-    report = icl.probe(build(PAIR, task), task, probes=WEIGHTS_AND_FUNCTION, prompts=2000)
+    best = torch.from_numpy(theory.optimal_preconditioner(covariance, 40, 0.1))
+    kq = torch.stack([torch.block_diag(0.06 * sign * best, torch.zeros(1, 1).double()) for sign in (1, -1)])
+    planted = Heads(kq, heads(5, [0.0, 0.0], [1 / 0.12, -1 / 0.12]).ov)
+    report = icl.probe(build(planted, task), task, probes=WEIGHTS_AND_FUNCTION, prompts=2000)
     assert not report.passed
     assert report.algorithm == "undecided"
     assert "covariance" in report.verdict
-    undecided = {"off_diagonal_energy", "within_head_spread", "effective_step_gap", "manifold_gap"}
-    undecided |= {f"distance_{name}" for name in ("debiased_gd", "gd", "ridge", "nadaraya_watson")}
-    assert names(report, "undecided") == undecided
+    assert names(report, "undecided") == {
+        "off_diagonal_energy", "within_head_spread", "effective_step_gap", "manifold_gap"
+    }  # fmt: skip
     assert all("covariance" in m.reason for m in report.with_status("undecided"))
-    assert names(report, "failed") == set()
-    loss = report["equivalence"]["loss"]
-    assert loss.value is not None
-    assert loss.value > task.noise
-    assert loss.stderr is not None
-    assert loss.status == "reported"
+    assert names(report, "failed") == set(), "its function is debiased gradient descent with the step A*"
+    loss, distance = report["equivalence"]["loss"], report["equivalence"]["distance_debiased_gd"]
+    assert loss.detail["step"] == pytest.approx(1.0, abs=0.02)
+    assert loss.reference == pytest.approx(theory.preconditioned_risk(best, covariance, 40, 0.1))
+    assert loss.value == pytest.approx(loss.reference, rel=0.01)
+    assert distance.value < 0.2 * report["equivalence"]["distance_gd"].value
+
+
+def test_a_model_that_ignores_the_covariance_is_not_debiased_gradient_descent():
+    """The isotropic pair on correlated covariates: its step is a number, and A* is not."""
+    task = LinearRegression(5, 40, 0.1, covariance=[[0.5 ** abs(i - j) for j in range(5)] for i in range(5)])
+    report = icl.probe(build(PAIR, task), task, probes=WEIGHTS_AND_FUNCTION, prompts=2000)
+    assert report["equivalence"]["distance_debiased_gd"].passed is False
+    assert report["equivalence"]["loss"].passed is False
 
 
 def test_a_model_with_two_layers_has_no_taxonomy_and_its_loss_is_measured():

@@ -31,7 +31,7 @@ def leaky(planted: Heads) -> Heads:
 def series_of(planted: Heads, prompts: int, seed: int, *, integrated: bool = True) -> dict[str, np.ndarray]:
     row = Row(planted.kq, planted.ov, TASK.d)
     step = theory.optimal_step(5, 40, 0.1)
-    algorithms = _Algorithms(float(step), 0.1, 1.0, TASK.d * TASK.noise)
+    algorithms = _Algorithms(float(step), 0.1, 1.0, TASK.d * TASK.noise, TASK)
     generator = torch.Generator().manual_seed(seed)
     law = label_law(TASK) if integrated else None
     parts = [
@@ -72,7 +72,9 @@ def test_intervals_cover(plant, capsys: pytest.CaptureFixture[str]) -> None:
     many, most = coverage(pool, coefficient, 20_000, 600), coverage(pool, coefficient, 100_000, 400)
     few = coverage(pool, coefficient, 2_000, 600)
     with capsys.disabled():
-        print(f"\ncoverage at 2,000 {few}, at 20,000 {many}, at 100,000 {most}")
+        print(  # noqa: T201
+            f"\ncoverage at 2,000 {few}, at 20,000 {many}, at 100,000 {most}"
+        )
     assert abs(many["loss"] - 0.95) <= 0.02
     assert abs(most["loss"] - 0.95) <= 0.02
     for name in NAMES:

@@ -7,8 +7,11 @@ from transformer_lens import HookedTransformer
 
 import icl_mechinterp as icl
 from icl_mechinterp.circuits import Capture
+from icl_mechinterp.errors import ConfigError, ModelError
+from icl_mechinterp.probes import PROBES
 from icl_mechinterp.probes.fidelity import circuit_gap, circuit_prediction
-from tests.helpers import assert_close
+from icl_mechinterp.tasks import Batch
+from tests.helpers import assert_close, within_stderr
 from tests.planted import build, sane_pair
 
 TASK = icl.LinearRegression(d=3, context=6, noise=0.1)
@@ -84,3 +87,94 @@ def test_a_model_with_its_own_embedding_is_probed_in_task_coordinates() -> None:
         assert ours.status == theirs.status, ours.name
         if ours.value is not None:
             assert ours.value == pytest.approx(theirs.value, rel=1e-4, abs=1e-6), ours.name
+
+
+# --- what must not be believed ----------------------------------------------------------------------------------------
+
+
+def _nan(value: torch.Tensor, hook: object) -> torch.Tensor:
+    del hook
+    return value * torch.nan
+
+
+def _raises(value: torch.Tensor, hook: object) -> torch.Tensor:
+    raise ValueError("boom")
+
+
+@pytest.mark.parametrize(("hook", "says"), [(_nan, "NaN"), (_raises, "ValueError: boom")])
+@pytest.mark.parametrize("probes", [PROBES, ("structure",)], ids=["all", "structure"])
+def test_a_forward_pass_without_predictions_is_refused(hook, says: str, probes) -> None:
+    model = build(sane_pair(TASK), TASK)
+    model.add_perma_hook("blocks.0.attn.hook_z", hook)
+    with pytest.raises(ModelError, match=says):
+        icl.probe(model, TASK, probes=probes)
+
+
+def test_weights_of_few_digits_do_not_hide_a_hook() -> None:
+    """Rounding in bfloat16 is as large as what a hook does; so only the model's own forward is believed."""
+    model = build(sane_pair(TASK), TASK).bfloat16()
+
+    def silence(z: torch.Tensor, hook: object) -> torch.Tensor:
+        del hook
+        return z * torch.tensor([0.0, 1.0]).to(z)[:, None]
+
+    model.add_perma_hook("blocks.0.attn.hook_z", silence)
+    report = icl.probe(model, TASK, prompts=500)
+    assert report["equivalence"]["distance_debiased_gd"].passed is False
+    assert {m.status for m in report["ablation"].values()} == {"undecided"}
+    assert "bfloat16" in str(report["ablation"]["keep_structure"].reason)
+
+
+class SineTask:
+    """Labels that are no linear function; a user's task knows only the protocol."""
+
+    d, context, n_out, noise = 3, 6, 1, 0.1
+
+    def sample(self, batch, *, generator, context=None, dtype=torch.float32) -> Batch:
+        z, _ = TASK.sample(batch, generator=generator, context=context, dtype=dtype)
+        beta = torch.randn(batch, 3, 1, generator=generator, dtype=dtype)
+        labels = torch.sin(2 * z[..., :3] @ beta)
+        z[..., 3:] = labels
+        z[:, -1, 3:] = 0
+        return Batch(z, labels[:, -1])
+
+    def to_dict(self) -> dict:
+        return {"kind": "sine"}
+
+
+def test_no_formula_of_linear_regression_is_applied_to_another_task(generator: torch.Generator) -> None:
+    model, task = build(sane_pair(TASK), TASK), SineTask()
+    report = icl.probe(model, task, probes=["structure", "equivalence", "ablation"], prompts=4_000)
+    z, target = task.sample(20_000, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        errors = (model.double()(z, start_at_layer=0)[:, -1] - target).square().numpy()
+    loss = report["equivalence"]["loss"]
+    within_stderr(loss.value, float(errors.mean()), float(np.hypot(loss.stderr, errors.std() / 20_000**0.5)))
+    for name, probe in (("loss", "equivalence"), ("manifold_gap", "structure"), ("remove_diagonal_loss", "ablation")):
+        assert report[probe][name].status == "undecided"
+        assert "SineTask" in str(report[probe][name].reason)
+    assert not report.passed
+
+
+def test_the_verdict_speaks_only_of_what_was_asked() -> None:
+    model = build(sane_pair(TASK), TASK)
+    assert icl.probe(model, TASK, probes=["structure"]).verdict.startswith("By its weights alone")
+    for probes in (["ablation"], ["structure", "ablation"]):
+        assert "its function was not asked" in icl.probe(model, TASK, probes=probes).verdict
+    with pytest.raises(ConfigError, match="probes is empty"):
+        icl.probe(model, TASK, probes=[])
+
+
+def test_one_example_predicts_nothing_and_is_no_hook() -> None:
+    """With one example x - xbar = 0: debiased GD predicts zero, and the rounding around it is no departure."""
+    short = icl.LinearRegression(3, 1, 0.1)
+    report = icl.probe(build(sane_pair(TASK), short), short, prompts=500)
+    assert "predicts a constant" in str(report["equivalence"]["distance_debiased_gd"].reason)
+    assert not report.passed
+    assert not any("hook" in str(m.reason) for _, m in report.measurements)
+
+
+def test_labels_of_correlated_covariates_have_their_own_variance() -> None:
+    task = icl.LinearRegression(3, 20, 0.1, covariance=[[2.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 0.5]])
+    measured = icl.probe(build(sane_pair(TASK), task), task, probes=["ablation"])["ablation"]["remove_diagonal_loss"]
+    assert measured.reference == pytest.approx(3.5 / 3 + 0.1)

@@ -226,12 +226,22 @@ def test_flat_heads_have_no_denominator_to_exchange() -> None:
     assert "same in every context" in result["normaliser"].reason
 
 
-def test_covariates_with_a_covariance_leave_the_verdict_open() -> None:
-    task = LinearRegression(3, 12, 0.1, covariance=[[1.0, 0.5, 0.2], [0.5, 1.0, 0.5], [0.2, 0.5, 1.0]])
-    result = asked(sane_pair(task), task, prompts=500)
-    assert realised_algorithm(result) == "undecided"
-    assert all(m.status == "undecided" and "covariance" in m.reason for m in result.values())
-    assert result["interchange_debiased_gd"].value is not None
+def test_with_a_covariance_the_step_is_a_matrix() -> None:
+    """Heads of +-gamma A* realise debiased GD, heads of +-gamma I do not."""
+    covariance = [[1.0, 0.7, 0.2], [0.7, 1.0, 0.7], [0.2, 0.7, 1.0]]
+    task = LinearRegression(3, 40, 0.1, covariance=covariance)
+    best = torch.from_numpy(theory.optimal_preconditioner(covariance, 40, 0.1))
+    plain = sane_pair(task)
+    kq = plain.kq.clone()
+    kq[:, :3, :3] = 0.03 * torch.stack([best, -best])
+    ov = plain.ov.clone()
+    ov[:, 0, 3] = torch.tensor([1.0, -1.0]) / 0.06
+    with_matrix, with_number = asked(Heads(kq, ov), task, prompts=4_000), asked(plain, task, prompts=4_000)
+    assert realised_algorithm(with_matrix) == "debiased_gd"
+    assert with_matrix["interchange_debiased_gd"].detail["step"] == pytest.approx(1.0, abs=0.02)
+    assert with_matrix["normaliser"].passed
+    assert realised_algorithm(with_number) != "debiased_gd"
+    assert with_number["interchange_debiased_gd"].passed is False
 
 
 def test_several_label_slots_are_not_asked() -> None:

@@ -78,7 +78,7 @@ def test_neither_structure_nor_function():
     ("normaliser", "structural", "functional", "algorithm", "says"),
     [
         (0.9, {}, {}, "debiased gradient descent", "This model is debiased gradient descent ("),
-        (0.2, {}, {}, "debiased gradient descent", "but interventions contradict it: it fails normaliser (0.2, needs > 0.5)"),
+        (0.2, {}, {}, "debiased gradient descent", "interventions contradict it: it fails normaliser (0.2, needs > 0.5)"),
         (0.2, {"zero_sum": 0.2}, {}, "debiased gradient descent", "structure of the theory and interventions contradict it"),
         (0.9, {"zero_sum": 0.2}, {"loss": 0.4}, "none", "reacts to interventions like it, but does not compute it"),
         (None, {}, {}, "undecided", "leaves normaliser undecided (no circuits)"),
