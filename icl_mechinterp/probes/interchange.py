@@ -76,7 +76,7 @@ PARTS = ("query", "keys", "values")
 
 _PROMPTS = 20_000
 _FIT_PROMPTS = 2000
-_CHUNK = 1024  # prompts at a time
+_CHUNK, _SCORES = 1024, 2**20  # prompts at a time; fewer where their attention scores would fill more than 8 MB
 _LOOSEST = 0.05  # of the predictions' size, where the weights have few digits
 _CHECK_PROMPTS = 16
 _ROUNDING = 1e4 * float(np.finfo(np.float64).eps)  # what rounding leaves of a zero, relative to what was subtracted
@@ -211,7 +211,7 @@ def candidates(low: LowLevel, heads: Sequence[HeadVerdict], task: Task, *, seed:
     a covariance they are in units of A*, and the kernel compares keys with A* x_q (see `equivalence`).
     """
     batch = task.sample(_FIT_PROMPTS, generator=generator_for(seed, "fit"), dtype=torch.float64)
-    yhat = low.run(batch.z, batch.z, batch.z)
+    yhat = torch.cat([low.run(part, part, part) for part in batch.z.split(_part(low, task))])
 
     def fitted(unit: Predictions) -> float:
         square = float(unit.square().mean())
@@ -273,7 +273,9 @@ def interchange(
     if task.n_out != 1:
         return _undecided(f"the task has {task.n_out} label slots; interchange is asked of models with one")
     high = candidates(low, heads, task, seed=seed)
-    chunks = [_series(low, high, first, second, task) for first, second in _pairs(task, prompts, seed)]
+    chunks = [
+        _series(low, high, first, second, task) for first, second in _pairs(task, prompts, seed, _part(low, task))
+    ]
     sample = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
     if not all(np.isfinite(values).all() for values in sample.values()):
         return _undecided("the model's predictions are not all finite")
@@ -493,9 +495,15 @@ def _centring_change(first: Prompts, second: Prompts, step: float, d: int) -> Fl
     return change.expand(-1, context)
 
 
-def _pairs(task: Task, prompts: int, seed: int) -> Iterator[tuple[Batch, Batch]]:
+def _part(low: LowLevel, task: Task) -> int:
+    """Prompts at a time."""
+    n_heads = 1 if low.row is None else len(low.row.kq)
+    return max(1, min(_CHUNK, _SCORES // (n_heads * task.context)))
+
+
+def _pairs(task: Task, prompts: int, seed: int, part: int) -> Iterator[tuple[Batch, Batch]]:
     generator = generator_for(seed, "probe")
-    for start in range(0, prompts, _CHUNK):
-        size = min(_CHUNK, prompts - start)
+    for start in range(0, prompts, part):
+        size = min(part, prompts - start)
         first, second = (task.sample(size, generator=generator, dtype=torch.float64) for _ in range(2))
         yield first, second

@@ -33,6 +33,8 @@ PROBES = ("structure", "equivalence", *CAUSAL_PROBES)
 CHECKPOINT_PROBES = ("structure", "equivalence")
 """Those of them that are cheap enough to be asked while a model trains."""
 
+_NUMBERS = 2**26  # in the prompts of an intervention at most, half a GB; interchange draws them in parts
+_FEWEST = 100  # prompts at a first look
 _COMPARED = 32  # prompts on which model and circuits are held against each other
 
 
@@ -54,7 +56,8 @@ def probe(
         seed: of the prompts on which it is evaluated; the same seed gives the same report.
         prompts: how many for `equivalence`; by default the sample grows until every measurement is decided, from 25,000
             to 100,000, and from 5,000 to 20,000 for models that need their full forward pass. Interventions draw their
-            own: 2,000 to 8,000, and 20,000 to 80,000 for interchange (2,500 to 10,000 by forward passes).
+            own: 2,000 to 8,000, and 20,000 to 80,000 for interchange (2,500 to 10,000 by forward passes); fewer where
+            prompts are very long or wide.
         probes: which questions to ask, of `PROBES`.
         thresholds: bounds that decide; the defaults are calibrated on planted models.
         coordinates: where the task's coordinates are in the residual stream of a model with its own embedding.
@@ -148,8 +151,9 @@ def questions(
         result = structure(found, heads, task, thresholds)
         return result if reason is None or not heads else deciding_nothing(result, reason)
 
-    def growing(probe: Callable[..., ProbeResult], first: int) -> Callable[[], ProbeResult]:
-        return lambda: asked_again(lambda n, confidence: probe(prompts=n, confidence=confidence), prompts=first)
+    def growing(probe: Callable[..., ProbeResult], first: int, numbers: int = _NUMBERS) -> Callable[[], ProbeResult]:
+        prompts = first_look(task, first, numbers)
+        return lambda: asked_again(lambda n, confidence: probe(prompts=n, confidence=confidence), prompts=prompts)
 
     # a step that is read off matrices which are not the model would be somebody else's step
     own = () if reason else heads
@@ -159,9 +163,17 @@ def questions(
         "ablation": growing(lambda **sample: ablation(row, heads, task, **sample, **options), 2_000),
         "patching": growing(lambda **sample: patching(row, heads, task, **sample, **options), 2_000),
         "interchange": growing(
-            lambda **sample: interchange(low, own, task, **sample, **options), 20_000 if low.row else 2_500
+            lambda **sample: interchange(low, own, task, **sample, **options),
+            20_000 if low.row else 2_500,
+            4 * _NUMBERS,
         ),
     }
+
+
+def first_look(task: Task, prompts: int, numbers: int) -> int:
+    """So many prompts, or fewer where four times as many, the third look, would be more than so many numbers."""
+    size = (task.context + 1) * (task.d + task.n_out)
+    return min(prompts, max(_FEWEST, numbers // (4 * size)))
 
 
 def probe_circuits(found: Circuits, task: Task, *, seed: int = 0, thresholds: Thresholds = THRESHOLDS) -> ProbeReport:

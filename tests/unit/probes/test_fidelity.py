@@ -10,6 +10,7 @@ from icl_mechinterp.circuits import Capture
 from icl_mechinterp.errors import ConfigError, ModelError
 from icl_mechinterp.probes import PROBES
 from icl_mechinterp.probes.fidelity import circuit_gap, circuit_prediction
+from icl_mechinterp.probes.report import first_look
 from icl_mechinterp.tasks import Batch
 from tests.helpers import assert_close, within_stderr
 from tests.planted import build, sane_pair
@@ -178,3 +179,10 @@ def test_labels_of_correlated_covariates_have_their_own_variance() -> None:
     task = icl.LinearRegression(3, 20, 0.1, covariance=[[2.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 0.5]])
     measured = icl.probe(build(sane_pair(TASK), task), task, probes=["ablation"])["ablation"]["remove_diagonal_loss"]
     assert measured.reference == pytest.approx(3.5 / 3 + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("d", "context", "expected"), [(5, 40, 2_000), (64, 1024, 2**26 // (4 * 1025 * 65)), (256, 16_384, 100)]
+)
+def test_long_and_wide_prompts_are_fewer(d: int, context: int, expected: int) -> None:
+    assert first_look(icl.LinearRegression(d, context, 0.1), 2_000, 2**26) == expected
